@@ -1,0 +1,1 @@
+"""The commands: parse, call, print. What they report comes from the rooms below."""

@@ -1,0 +1,147 @@
+"""The command line's grammar. Each command parses its options, calls one function, and turns errors into one line.
+
+Exit codes: 0 done, 1 `env` found something that cannot work, 2 wrong use or bad input, 130 interrupted,
+141 whoever read the output went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from .. import __version__
+
+app = typer.Typer(
+    name="stepgraph",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+class Graphs(StrEnum):
+    FULL = "full"
+    DISABLED = "disabled"
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DType(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"stepgraph {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """CUDA graphs for PyTorch decode loops: captured, padded, dispatched, and accounted for."""
+
+
+@app.command("run")
+def run_command(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; '-' reads them from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with one prompt a line.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A Hugging Face directory or a GGUF file. Default: the demo model.")
+    ] = None,
+    graphs: Annotated[Graphs, typer.Option(help="Replay decode steps as graphs, or run them eagerly.")] = Graphs.FULL,
+    ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
+    device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
+    attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
+    dtype: Annotated[
+        DType | None, typer.Option(help="Type of weights and activations. Default: the device's own.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt, at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample among the k best tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample among the best tokens that hold this probability.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling; the same seed repeats the run.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests decoded at once, at most. Default: the number of prompts, up to 256.")
+    ] = None,
+    chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
+) -> None:
+    """Decode prompts, print the answers, and say how each step ran."""
+    with _one_line_errors():
+        from .run import RunOptions, run
+
+        run(
+            RunOptions(
+                prompts=tuple(prompts or ()),
+                file=file,
+                model=model,
+                graphs=graphs.value,
+                ladder=ladder,
+                device=None if device is None else device.value,
+                attention=attention,
+                dtype=None if dtype is None else dtype.value,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                max_num_seqs=max_num_seqs,
+                chat=chat,
+                as_json=as_json,
+            )
+        )
+
+
+@app.command("env")
+def env_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+) -> None:
+    """Say what works on this machine and what does not, and why."""
+    with _one_line_errors():
+        from .env import env
+
+        if not env(as_json=as_json):
+            raise typer.Exit(1)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of the `stepgraph` command. Always ends with SystemExit."""
+    app(args=None if argv is None else list(argv), prog_name="stepgraph")
+    raise SystemExit(0)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+        sys.stdout.flush()  # here and not at exit, where a broken pipe could no longer be caught
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would try to flush once more
+        raise typer.Exit(141) from None
+    except Exception as error:
+        from ..runtime.errors import StepgraphError  # here, because the runtime brings torch along
+
+        if not isinstance(error, StepgraphError):
+            raise
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,102 @@
+"""What the commands draw: answers and tables on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from .env import Check
+
+MAX_ROUTES = 12
+"""Routes that the table of a run lists; the rest is summed up in one line. JSON has them all."""
+
+
+class ProgressBar:
+    """A progress callback (done, total, what comes next) that draws a bar where standard error is a terminal."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task(what, total=total)
+        self._progress.update(self._task, completed=done, total=total, description=what)
+
+
+def write(text: str) -> None:
+    """Text as the model wrote it, shown at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def print_answer(number: int, total: int, prompt: str, answer: str) -> None:
+    write(f"[{number}/{total}] {prompt.strip()}\n{answer.strip()}\n\n")
+
+
+def print_checks(checks: Iterable[Check]) -> None:
+    table = Table("", "", "version, or why not", "used for", box=None, pad_edge=False, header_style="dim")
+    for check in checks:
+        mark = "[green]yes[/]" if check.works else ("[red]NO[/]" if check.required else "[yellow]no[/]")
+        table.add_row(mark, check.name, escape(check.detail), check.used_for)
+    Console().print(table)
+
+
+def print_run(report: Mapping[str, Any]) -> None:
+    """The closing table of `stepgraph run`, from the same mapping that --json prints."""
+    steps, rows, seconds, speed = report["steps"], report["rows"], report["seconds"], report["tokens_per_second"]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("decode steps", str(steps))
+    share = f" ({rows['padded'] / (rows['real'] + rows['padded']):.1%} of all)" if rows["padded"] else ""
+    table.add_row("rows", f"{rows['real']} real, {rows['padded']} padded{share}")
+    table.add_row("modes", _counts(report["modes"]))
+    table.add_row("reasons", _counts(report["reasons"]))
+    routes = sorted(report["routes"], key=lambda route: -route["steps"])
+    for route in routes[:MAX_ROUTES]:
+        table.add_row(f"{route['real']} → {route['padded']}", _route(route))
+    if len(routes) > MAX_ROUTES:
+        rest = sum(route["steps"] for route in routes[MAX_ROUTES:])
+        table.add_row("other sizes", f"{rest} steps at {len(routes) - MAX_ROUTES} sizes (--json lists them)")
+    table.add_row("load", f"{seconds['load']:.2f} s ({report['model']}, {report['dtype']} on {report['device']})")
+    sizes = report["captured_sizes"]
+    table.add_row("capture", f"{seconds['capture']:.2f} s ({', '.join(map(str, sizes)) or 'no graphs'})")
+    for size, reason in report["dropped_sizes"].items():
+        table.add_row("dropped", escape(f"size {size}: {reason}"))
+    table.add_row("tokens", f"{report['tokens']['prompt']} in prompts, {report['tokens']['generated']} generated")
+    table.add_row("speed", f"{_speed(speed['decode'])} in decode steps, {_speed(speed['overall'])} overall")
+    Console().print(table)
+
+
+def _route(route: Mapping[str, Any]) -> str:
+    steps, padding = route["steps"], route["padded"] - route["real"]
+    padded = f", {padding} padded {'row' if padding == 1 else 'rows'} each" if padding else ""
+    return f"{steps} {'step' if steps == 1 else 'steps'}{padded} ({route['mode']}, {route['reason']})"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+
+
+def _speed(tokens_per_second: float | None) -> str:
+    return "–" if tokens_per_second is None else f"{tokens_per_second:.1f} tokens/s"

@@ -1,0 +1,274 @@
+"""Persistent step buffers: frozen addresses, written in place, padded by a policy that each slot must name.
+
+One device allocation (the slab) holds all slots. Slots that the host owns come first and are brought over in one
+copy; slots that the device owns lie behind them and are never copied over, since a step advances them itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from .batch import BatchDescriptor
+from .errors import ConfigError, InputError
+from .platforms import Platform, platform_for
+
+_ALIGNMENT = 256  # bytes; what CUDA's allocator aligns to, so that vector loads of a slot stay aligned
+
+
+class PaddingPolicy(Enum):
+    """What the rows between the real and the padded size hold when a step runs.
+
+    Required for each slot, because every wrong choice is silent: an index tail that is not reset writes into
+    somebody's cache. The names follow SGLang's buffer registry.
+    """
+
+    KEEP_PAD = auto()
+    """Left alone; the step does not read it. The slot may be left out of a step's inputs."""
+    FILL_SENTINEL = auto()
+    """Reset to the slot's `pad_value` at every staging."""
+    ZERO = auto()
+    """Reset to 0 at every staging. For indices: row 0 or block 0 must be a harmless target."""
+    FOREACH_COPY = auto()
+    """Left alone, and the head must be given with every step."""
+    FILL_ONCE = auto()
+    """The whole slot is `pad_value` at allocation; later only heads are written."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One named buffer of `max_requests` or `max_tokens` rows.
+
+    per: what a row stands for.
+    shape: trailing dimensions of a row.
+    pad: what padded rows hold; see PaddingPolicy.
+    pad_value: for FILL_SENTINEL and FILL_ONCE.
+    owner: `host` slots travel in the packed copy; `device` slots are advanced by the step itself and only
+        patched row by row from the host.
+
+    Raises:
+        ConfigError: a name that is no identifier, or a pad value that its policy would ignore.
+    """
+
+    name: str
+    dtype: torch.dtype
+    per: Literal["request", "token"]
+    pad: PaddingPolicy
+    shape: tuple[int, ...] = ()
+    pad_value: float = 0
+    owner: Literal["host", "device"] = "host"
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ConfigError(f"slot {self.name!r}: the name becomes a keyword of the step, so it must be an identifier")
+        if self.per not in ("request", "token") or self.owner not in ("host", "device"):
+            raise ConfigError(f"slot {self.name}: per is 'request' or 'token', owner is 'host' or 'device'")
+        if not isinstance(self.pad, PaddingPolicy):
+            raise ConfigError(f"slot {self.name}: pad must be a PaddingPolicy, not {self.pad!r}")
+        if self.pad_value and self.pad not in (PaddingPolicy.FILL_SENTINEL, PaddingPolicy.FILL_ONCE):
+            raise ConfigError(f"slot {self.name}: {self.pad.name} ignores pad_value {self.pad_value}; use FILL_SENTINEL")
+
+    @property
+    def tail_value(self) -> float | None:
+        """What staging resets the tail to, or None where it leaves it."""
+        return {PaddingPolicy.ZERO: 0, PaddingPolicy.FILL_SENTINEL: self.pad_value}.get(self.pad)
+
+
+class StaticBuffers:
+    """The slots of a step, allocated once at the largest shape.
+
+    max_requests, max_tokens: rows of request and token slots (tokens default to requests).
+    device: where the step runs; decides the platform.
+
+    Raises:
+        ConfigError: no slots, repeated names, or sizes below 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        slots: Iterable[Slot],
+        device: torch.device | str = "cpu",
+        max_tokens: int | None = None,
+    ) -> None:
+        given = list(slots)
+        self.slots = {slot.name: slot for slot in given}
+        if not given or len(self.slots) != len(given):
+            raise ConfigError("buffers: give at least one slot, and each a name of its own")
+        self.max_requests, self.max_tokens = max_requests, max_requests if max_tokens is None else max_tokens
+        if self.max_requests < 1 or self.max_tokens < 1:
+            raise ConfigError(f"buffers: {self.max_requests} requests and {self.max_tokens} tokens; both must be at least 1")
+        self.platform: Platform = platform_for(device)
+        self.device = self.platform.device
+
+        ordered = sorted(given, key=lambda slot: slot.owner == "device")
+        self._spans: dict[str, tuple[int, int]] = {}
+        end = 0
+        for slot in ordered:
+            nbytes = self._rows(slot) * math.prod(slot.shape) * slot.dtype.itemsize
+            self._spans[slot.name] = (end, end + nbytes)
+            end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        host_end = max((self._spans[s.name][1] for s in ordered if s.owner == "host"), default=0)
+
+        self.slab = torch.zeros(end, dtype=torch.uint8, device=self.device)
+        self._host = torch.zeros(host_end, dtype=torch.uint8)
+        self._mirror = self.platform.host_mirror(self._host, self.slab[:host_end])
+        self._on_device = {slot.name: self._typed(self.slab, slot) for slot in ordered}
+        self._on_host = {slot.name: self._typed(self._host, slot) for slot in ordered if slot.owner == "host"}
+        self._views: dict[BatchDescriptor, dict[str, torch.Tensor]] = {}
+        self._fed_from_device: set[str] = set()
+        self._staged: tuple[BatchDescriptor, BatchDescriptor] | None = None
+        self._ranges = [(0, host_end)] if host_end else []
+        self._patched: dict[str, set[int]] = {slot.name: set() for slot in given if slot.owner == "device"}
+        self.reset()
+        self._required = [s.name for s in given if s.pad is PaddingPolicy.FOREACH_COPY]
+        self._resets = [(s, s.tail_value) for s in given if s.tail_value is not None]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The whole slot, [rows, *shape], on the device."""
+        return self._on_device[name]
+
+    def reset(self) -> None:
+        """Every slot as it was allocated: all rows hold the slot's pad value (0 unless given)."""
+        for name, slot in self.slots.items():
+            self._on_device[name].fill_(slot.pad_value)
+            if name in self._on_host:
+                self._on_host[name].fill_(slot.pad_value)
+        self._staged = None
+
+    def views(self, batch: BatchDescriptor) -> dict[str, torch.Tensor]:
+        """Each slot's leading rows for a batch: what the step receives as keywords."""
+        known = self._views.get(batch)
+        if known is None:
+            known = self._views[batch] = {
+                name: self._on_device[name][: self._rows(slot, batch)] for name, slot in self.slots.items()
+            }
+        return known
+
+    def stage(self, real: BatchDescriptor, padded: BatchDescriptor, inputs: Mapping[str, Any]) -> None:
+        """Write one step's inputs into the slots and reset the tails; at most one copy from the host.
+
+        inputs: for each slot its real rows, as a tensor (host or device), an array or a list. A slot left out
+        keeps what it held; FOREACH_COPY slots may not be left out. With nothing given and the same sizes as
+        before nothing is done.
+
+        Raises:
+            InputError: an unknown or missing slot, a wrong number of rows, a dtype that would lose its kind.
+        """
+        for name in self._required:
+            if name not in inputs:
+                raise InputError(f"slot {name}: FOREACH_COPY needs it with every step, and it was not given")
+        if not inputs and self._staged == (real, padded):
+            return
+        from_device: list[tuple[Slot, torch.Tensor]] = []
+        for name, value in inputs.items():
+            slot = self.slots.get(name)
+            if slot is None:
+                raise InputError(f"slot {name}: no such slot; known are {', '.join(self.slots)}")
+            if slot.owner == "device" or (isinstance(value, torch.Tensor) and value.device.type != "cpu"):
+                from_device.append((slot, torch.as_tensor(value)))
+            else:
+                self._write_host(slot, real, value)
+        fed = {slot.name for slot, _ in from_device}
+        self._reset_tails(real, padded, fed)
+        self._upload(fed)
+        for slot, value in from_device:
+            self._write_device(slot, real, value)
+        self._staged = (real, padded)
+
+    def patch(self, rows: Sequence[int], **values: Any) -> None:
+        """Set some rows of device-owned slots: how a request joins or moves. values: [len(rows), *shape] each.
+
+        A row that joins without a patch starts at its slot's tail value.
+
+        Raises:
+            InputError: a slot that the host owns, or values of another shape.
+        """
+        index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
+        for name, value in values.items():
+            slot = self.slots.get(name)
+            if slot is None or slot.owner != "device":
+                raise InputError(f"slot {name}: only slots with owner='device' are patched; stage() writes the others")
+            given = torch.as_tensor(value, dtype=slot.dtype).to(self.device)
+            if given.shape != (len(rows), *slot.shape):
+                raise InputError(f"slot {name}: {len(rows)} rows of {slot.shape} expected, {tuple(given.shape)} given")
+            self._on_device[name].index_copy_(0, index, given)
+            self._patched[name].update(rows)
+
+    def _rows(self, slot: Slot, batch: BatchDescriptor | None = None) -> int:
+        if batch is None:
+            return self.max_requests if slot.per == "request" else self.max_tokens
+        if slot.per == "token":
+            return batch.num_tokens
+        return batch.num_tokens if batch.num_reqs is None else batch.num_reqs
+
+    def _typed(self, storage: torch.Tensor, slot: Slot) -> torch.Tensor:
+        start, stop = self._spans[slot.name]
+        return storage[start:stop].view(slot.dtype).view(self._rows(slot), *slot.shape)
+
+    def _write_host(self, slot: Slot, real: BatchDescriptor, value: Any) -> None:
+        source = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.asarray(value))
+        self._check(slot, real, source)
+        self._on_host[slot.name][: source.shape[0]] = source
+        if slot.name in self._fed_from_device:
+            self._fed_from_device.discard(slot.name)
+            self._ranges = self._host_ranges()
+
+    def _write_device(self, slot: Slot, real: BatchDescriptor, value: torch.Tensor) -> None:
+        self._check(slot, real, value)
+        self._on_device[slot.name][: value.shape[0]].copy_(value, non_blocking=True)
+
+    def _check(self, slot: Slot, real: BatchDescriptor, source: torch.Tensor) -> None:
+        rows = self._rows(slot, real)
+        if source.shape != (rows, *slot.shape):
+            raise InputError(f"slot {slot.name}: {(rows, *slot.shape)} expected, {tuple(source.shape)} given")
+        if not torch.can_cast(source.dtype, slot.dtype):
+            raise InputError(f"slot {slot.name}: holds {slot.dtype}; {source.dtype} would lose its kind")
+
+    def _reset_tails(self, real: BatchDescriptor, padded: BatchDescriptor, fed: set[str]) -> None:
+        for slot, value in self._resets:
+            rows = self._rows(slot, real)
+            if slot.owner == "device" and slot.name not in fed:
+                self._reset_moved_rows(slot, rows, value)
+                continue
+            on_device = slot.name in fed or slot.name in self._fed_from_device
+            if rows < (stop := self._rows(slot, padded)):
+                (self._on_device if on_device else self._on_host)[slot.name][rows:stop] = value
+        for patched in self._patched.values():
+            patched.clear()
+
+    def _reset_moved_rows(self, slot: Slot, rows: int, value: float) -> None:
+        """The step advances this slot itself: only rows that were given up, or join without a patch, are reset."""
+        before = 0 if self._staged is None else self._rows(slot, self._staged[0])
+        if rows < before:
+            self._on_device[slot.name][rows:before] = value
+        for row in range(before, rows):
+            if row not in self._patched[slot.name]:
+                self._on_device[slot.name][row] = value
+
+    def _upload(self, fed: set[str]) -> None:
+        newly_fed = {name for name in fed if name in self._on_host} - self._fed_from_device
+        if newly_fed:
+            self._fed_from_device |= newly_fed
+            self._ranges = self._host_ranges()
+        if self._ranges:
+            self._mirror.upload(self._ranges)
+
+    def _host_ranges(self) -> list[tuple[int, int]]:
+        """Byte ranges of the packed copy: one, unless a slot is at present fed from the device."""
+        ranges: list[tuple[int, int]] = []
+        for name, (start, stop) in self._spans.items():
+            if name not in self._on_host or name in self._fed_from_device:
+                continue
+            if ranges and -(-ranges[-1][1] // _ALIGNMENT) * _ALIGNMENT == start:
+                ranges[-1] = (ranges[-1][0], stop)
+            else:
+                ranges.append((start, stop))
+        return ranges

@@ -1,0 +1,28 @@
+"""Platforms: `cuda` records CUDA graphs, `tape` records operators on a CPU under the same contract."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import ConfigError
+from .base import HostMirror, Platform, Recording
+
+__all__ = ["HostMirror", "Platform", "Recording", "platform_for"]
+
+
+def platform_for(device: torch.device | str) -> Platform:
+    """The platform of a device.
+
+    Raises:
+        ConfigError: a device type that has none, or CUDA where it does not work.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        from .tape import TapePlatform
+
+        return TapePlatform()
+    if device.type == "cuda":
+        from .cuda import CudaPlatform
+
+        return CudaPlatform(device)
+    raise ConfigError(f"device {device}: graphs run on cuda, or as a tape on cpu")

@@ -1,0 +1,64 @@
+"""The seam to the device: what a platform must offer so that a step can be recorded and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class Recording(Protocol):
+    """One recorded step. It reads and writes the addresses it was recorded with, and runs no Python of the step."""
+
+    num_nodes: int | None
+    """Recorded operations, or None where the platform does not count them."""
+
+    def replay(self) -> None:
+        """Submit the step on the current stream. Asynchronous where the device is."""
+
+    def release(self) -> None:
+        """Give back what the recording holds. It cannot be replayed afterwards."""
+
+
+class HostMirror(Protocol):
+    """The host's side of the step buffers: brings bytes written on the host to the device's slab."""
+
+    def upload(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Copy these [start, stop) byte ranges, in the order of the current stream.
+
+        The host bytes may be rewritten as soon as the call returns.
+        """
+
+
+class Platform(Protocol):
+    """A device that steps run on.
+
+    One contract for all: what `record` returns replays without the step's Python, on frozen addresses;
+    a host read of a device value inside a recorded step raises CaptureError and names the Python line.
+    """
+
+    name: str
+    device: torch.device
+
+    def new_pool(self) -> Any:
+        """A memory pool that recordings may share; they must then not replay at the same time."""
+
+    def warm_up(self, step: Callable[[], T]) -> T:
+        """Run the step eagerly where it will be recorded, so that kernels compile and workspaces grow first."""
+
+    def record(self, step: Callable[[], T], pool: Any) -> tuple[Recording, T]:
+        """Record one call of `step`; also returns what it returned, whose storages every replay overwrites.
+
+        Raises:
+            CaptureError: the step did what a recording cannot hold.
+            torch.OutOfMemoryError: no room; nothing of the attempt is kept.
+        """
+
+    def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> HostMirror:
+        """A mirror that brings `host`, uint8 bytes on the host, to the equally long start of `slab`."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished everything submitted."""

@@ -1,0 +1,38 @@
+"""Which line of the user's Python did it: the first frame outside torch and the runtime."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import FrameType, TracebackType
+
+import torch
+
+_SKIPPED = tuple(
+    os.path.dirname(path) + os.sep for path in (os.path.abspath(torch.__file__), os.path.dirname(os.path.abspath(__file__)))
+)
+
+
+def calling_line() -> str:
+    """The innermost user line of the current stack, as `file.py:12 in step: source`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        frame = frame.f_back
+    return _describe(frame, frame.f_lineno) if frame is not None else "an unknown line"
+
+
+def raising_line(traceback: TracebackType | None) -> str:
+    """The innermost user line of a traceback, in the same form."""
+    found: tuple[FrameType, int] | None = None
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_SKIPPED):
+            found = (traceback.tb_frame, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return _describe(*found) if found is not None else "an unknown line"
+
+
+def _describe(frame: FrameType, line: int) -> str:
+    code = frame.f_code
+    source = linecache.getline(code.co_filename, line).strip()
+    return f"{os.path.basename(code.co_filename)}:{line} in {code.co_name}: {source}"

@@ -1,0 +1,110 @@
+"""Records a step's operators with the storages they read and wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from .out_variants import out_variant
+from .refusals import refuse_operator
+
+Call = tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]
+
+
+class TapeRecorder(TorchDispatchMode):
+    """Collects the calls that repeat a step.
+
+    Views cost nothing at a replay: they are tensors over storages that the recording already holds.
+    Results of functional operators become fixed storages that each replay writes again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self._frozen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(
+        self, func: torch._ops.OpOverload, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        refuse_operator(func, args)
+        # A custom operator's Python body is replayed as a whole and may read what it likes.
+        with torch._C.DisableTorchFunction():
+            result = func(*args, **kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            self._frozen.pop(id(args[0]), None)  # only metadata changed: later uses freeze the new shape
+        else:
+            self._append(func, args, kwargs, result)
+        return result
+
+    def call_opaque(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Run `function` unseen and record it as one call."""
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            result = function(*args, **kwargs)
+        frozen_args, frozen_kwargs = self._freeze(args), self._freeze(kwargs)
+        self.calls.append(_rerun_into(function, frozen_args, frozen_kwargs, self._fresh(result, (args, kwargs))))
+        return result
+
+    def finish(self) -> list[Call]:
+        """The calls; the recorder lets go of everything else."""
+        self._frozen.clear()
+        return self.calls
+
+    def _append(self, func: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
+        outputs = self._fresh(result, (args, kwargs))
+        if func._schema.is_mutable:
+            call: Call = (func, self._freeze(args), self._freeze(kwargs))
+            self.calls.append(_rerun_into(*call, outputs) if any(o is not None for o in outputs) else call)
+        elif all(output is None for output in outputs):
+            return  # a view, or no tensor at all
+        else:
+            self.calls.append(self._functional(func, args, kwargs, outputs))
+
+    def _functional(
+        self,
+        func: torch._ops.OpOverload,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        outputs: list[torch.Tensor | None],
+    ) -> Call:
+        frozen_args, frozen_kwargs = self._freeze(args), self._freeze(kwargs)
+        variant = out_variant(func)
+        if variant is None or len(variant[1]) != len(outputs) or any(output is None for output in outputs):
+            return _rerun_into(func, frozen_args, frozen_kwargs, outputs)
+        out_func, names = variant
+        return out_func, frozen_args, {**frozen_kwargs, **dict(zip(names, outputs, strict=True))}
+
+    def _fresh(self, result: Any, inputs: Any) -> list[torch.Tensor | None]:
+        """For each tensor leaf of the result: its frozen form, or None where it lies in an input's storage."""
+        known = {t.untyped_storage()._cdata for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)}
+        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return [None if leaf.untyped_storage()._cdata in known else self._alias(leaf) for leaf in leaves]
+
+    def _freeze(self, tree: Any) -> Any:
+        return tree_map_only(torch.Tensor, self._alias, tree)
+
+    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of our own over the same storage: `param.data = other` must not be seen by a replay."""
+        known = self._frozen.get(id(tensor))
+        if known is None:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                known = self._frozen[id(tensor)] = (tensor, tensor.detach())
+        return known[1]
+
+
+def _rerun_into(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], outputs: list[torch.Tensor | None]
+) -> Call:
+    """Call `function` again and copy its fresh results to where the recording had them."""
+
+    def rerun(*args: Any, **kwargs: Any) -> None:
+        results = [leaf for leaf in tree_leaves(function(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        for output, result in zip(outputs, results, strict=True):
+            if output is not None:
+                output.copy_(result)
+
+    return rerun, args, kwargs

@@ -1,0 +1,144 @@
+"""GraphRunner: a step function, its buffers and its graphs, called like a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .batch import BatchDescriptor
+from .buffers import StaticBuffers
+from .capture import CapturedGraph, CaptureReport, Progress, capture_ladder
+from .config import Backend, GraphConfig
+from .dispatch import Decision, Dispatcher, Mode
+from .errors import CaptureError, ConfigError, InputError
+from .outputs import SharedOutputs, StepOutput, named_outputs, real_rows
+from .stats import Stats
+
+Step = Callable[..., Any]
+
+
+class GraphRunner:
+    """Runs a decode step through captured graphs.
+
+    step: called as `step(**views)` with each slot's leading rows; returns a tensor, a mapping or a named tuple of
+        tensors. Once captured it is not called again, except for batches that no graph covers. What it changes
+        outside its buffers it must also change on the device.
+    buffers: the step's inputs and its persistent state.
+    config: backend and ladder.
+
+    One runner belongs to one thread, and its calls to one stream: the graphs share a pool and its outputs.
+
+    Raises:
+        ConfigError: a ladder that does not fit the buffers.
+    """
+
+    def __init__(self, step: Step, buffers: StaticBuffers, config: GraphConfig) -> None:
+        ladder = config.ladder if config.backend is Backend.FULL else None
+        if ladder is not None and ladder.max_size > buffers.max_requests:
+            raise ConfigError(
+                f"ladder: size {ladder.max_size} does not fit buffers of {buffers.max_requests} requests; "
+                f"end the ladder there or allocate larger buffers"
+            )
+        self.buffers = buffers
+        self.config = config
+        self.stats = Stats()
+        self._step = step
+        self._ladder = ladder
+        self._graphs: dict[BatchDescriptor, CapturedGraph] = {}
+        self._dispatcher = Dispatcher(ladder, ())
+        self._lent: dict[Decision, dict[str, torch.Tensor]] = {}
+        self._batches = [BatchDescriptor.decode(max(n, 1)) for n in range(buffers.max_requests + 1)]
+        self._step_count = 0
+
+    def capture(self, progress: Progress | None = None) -> CaptureReport:
+        """Record every size of the ladder. With graphs disabled there is nothing to do.
+
+        The step really runs while it warms up, on padded rows throughout: state outside the buffers must bear that.
+        The buffers are reset before and after.
+
+        Raises:
+            CaptureError: captured already, or no size could be captured.
+        """
+        if self._ladder is None:
+            return CaptureReport()
+        if self._graphs:
+            raise CaptureError("captured already; call release() first")
+        outputs = SharedOutputs(self.buffers.slab)
+        largest = BatchDescriptor.decode(self._ladder.max_size)
+
+        def step(key: BatchDescriptor) -> dict[str, torch.Tensor]:
+            return outputs.collect(self._step(**self.buffers.views(key)), key, largest)
+
+        self.buffers.reset()
+        try:
+            report = capture_ladder(
+                self.buffers.platform, self._ladder, step, warmups=self.config.warmups, progress=progress
+            )
+        finally:
+            self.buffers.reset()
+        self._graphs = report.graphs
+        self._dispatcher = Dispatcher(self._ladder, report.graphs, report.dropped)
+        return report
+
+    def __call__(self, *, num_requests: int | None = None, **inputs: Any) -> StepOutput:
+        """Run one step.
+
+        inputs: per slot its real rows; a slot left out keeps what it held. num_requests is needed only where no
+        request slot is given.
+
+        Raises:
+            InputError: no batch size, more requests than the buffers hold, or inputs that do not fit.
+        """
+        if num_requests is None:
+            num_requests = self._infer_requests(inputs)
+        if not 1 <= num_requests <= self.buffers.max_requests:
+            raise InputError(f"{num_requests} requests; the buffers hold 1 to {self.buffers.max_requests}")
+        decision = self._dispatcher.dispatch(self._batches[num_requests])
+        self.buffers.stage(decision.batch, decision.key, inputs)
+        tensors = self._replay(decision) if decision.mode is Mode.FULL else self._run_eager(decision)
+        self.stats.record(decision)
+        self._step_count += 1
+        return StepOutput(tensors, decision, self._lease() if self.config.debug else None)
+
+    def coverage(self) -> list[Decision]:
+        """The route of every batch from 1 to what the buffers hold, known before the first request."""
+        return self._dispatcher.coverage(self.buffers.max_requests)
+
+    def release(self) -> None:
+        """Give the graphs and their pool back; steps run eagerly until the next `capture()`."""
+        self.buffers.platform.synchronize()
+        for graph in self._graphs.values():
+            graph.recording.release()
+        self._graphs = {}
+        self._lent = {}
+        self._dispatcher = Dispatcher(self._ladder, ())
+
+    def _replay(self, decision: Decision) -> dict[str, torch.Tensor]:
+        graph = self._graphs[decision.key]
+        graph.recording.replay()
+        lent = self._lent.get(decision)
+        if lent is None:
+            lent = self._lent[decision] = real_rows(graph.outputs, decision)
+        return lent
+
+    def _run_eager(self, decision: Decision) -> dict[str, torch.Tensor]:
+        return named_outputs(self._step(**self.buffers.views(decision.key)))
+
+    def _infer_requests(self, inputs: Mapping[str, Any]) -> int:
+        for name, value in inputs.items():
+            slot = self.buffers.slots.get(name)
+            if slot is not None and slot.per == "request":
+                return len(value)
+        raise InputError("no request slot among the inputs tells the batch size; pass num_requests=")
+
+    def _lease(self) -> Callable[[], str | None]:
+        made_at = self._step_count
+
+        def expired() -> str | None:
+            if self._step_count == made_at:
+                return None
+            return f"step {made_at} made it and step {made_at + 1} has run since"
+
+        return expired

