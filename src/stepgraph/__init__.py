@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .engine import LLM, SamplingParams
-    from .runtime import BatchDescriptor, GraphConfig, GraphRunner, Ladder, PaddingPolicy, Slot, StaticBuffers
+    from stepgraph.engine import LLM, SamplingParams
+    from stepgraph.runtime import BatchDescriptor, GraphConfig, GraphRunner, Ladder, PaddingPolicy, Slot, StaticBuffers
 
 __version__ = "0.1.0"
 

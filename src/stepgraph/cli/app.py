@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from .. import __version__
+from stepgraph import __version__
 
 app = typer.Typer(
     name="stepgraph",
@@ -86,7 +86,7 @@ def run_command(
 ) -> None:
     """Decode prompts, print the answers, and say how each step ran."""
     with _one_line_errors():
-        from .run import RunOptions, run
+        from stepgraph.cli.run import RunOptions, run
 
         run(
             RunOptions(
@@ -116,7 +116,7 @@ def env_command(
 ) -> None:
     """Say what works on this machine and what does not, and why."""
     with _one_line_errors():
-        from .env import env
+        from stepgraph.cli.env import env
 
         if not env(as_json=as_json):
             raise typer.Exit(1)
@@ -139,7 +139,7 @@ def _one_line_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would try to flush once more
         raise typer.Exit(141) from None
     except Exception as error:
-        from ..runtime.errors import StepgraphError  # here, because the runtime brings torch along
+        from stepgraph.runtime.errors import StepgraphError  # here, because the runtime brings torch along
 
         if not isinstance(error, StepgraphError):
             raise

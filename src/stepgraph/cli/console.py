@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from .env import Check
+    from stepgraph.cli.env import Check
 
 MAX_ROUTES = 12
 """Routes that the table of a run lists; the rest is summed up in one line. JSON has them all."""
@@ -73,7 +73,7 @@ def print_run(report: Mapping[str, Any]) -> None:
     table.add_row("modes", _counts(report["modes"]))
     table.add_row("reasons", _counts(report["reasons"]))
     routes = sorted(report["routes"], key=lambda route: -route["steps"])
-    for route in routes[:MAX_ROUTES]:
+    for route in sorted(routes[:MAX_ROUTES], key=lambda route: -route["real"]):
         table.add_row(f"{route['real']} → {route['padded']}", _route(route))
     if len(routes) > MAX_ROUTES:
         rest = sum(route["steps"] for route in routes[MAX_ROUTES:])
@@ -84,7 +84,7 @@ def print_run(report: Mapping[str, Any]) -> None:
     for size, reason in report["dropped_sizes"].items():
         table.add_row("dropped", escape(f"size {size}: {reason}"))
     table.add_row("tokens", f"{report['tokens']['prompt']} in prompts, {report['tokens']['generated']} generated")
-    table.add_row("speed", f"{_speed(speed['decode'])} in decode steps, {_speed(speed['overall'])} overall")
+    table.add_row("speed", f"decode {_speed(speed['decode'])}, overall {_speed(speed['overall'])}")
     Console().print(table)
 
 

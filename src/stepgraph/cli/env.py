@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 
-from .. import __version__
+from stepgraph import __version__
 
 
 class DoesNotWork(Exception):
@@ -34,7 +34,7 @@ def env(*, as_json: bool) -> bool:
     if as_json:
         print(json.dumps({"stepgraph": __version__, "checks": [asdict(check) for check in checks]}, indent=2))
     else:
-        from .console import print_checks
+        from stepgraph.cli.console import print_checks
 
         print_checks(checks)
     return all(check.works for check in checks if check.required)
@@ -61,21 +61,6 @@ def run_checks() -> list[Check]:
     return [_try(name, required, used_for, probe) for name, required, used_for, probe in plan]
 
 
-def why_no_cuda() -> str | None:
-    """Why torch cannot use a GPU here, or None where it can."""
-    import torch
-
-    if torch.cuda.is_available():
-        return None
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA"
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return _first_line(error)
-    return "torch finds no CUDA device"
-
-
 def _try(name: str, required: bool, used_for: str, probe: Callable[[], str]) -> Check:
     try:
         return Check(name, True, required, probe(), used_for)
@@ -99,11 +84,10 @@ def _graphs(device: str) -> str:
     """Record one small step, replay it, and look at what it did."""
     import torch
 
-    from ..runtime.platforms import platform_for
+    from stepgraph.runtime.platforms import platform_for
 
-    reason = why_no_cuda() if device == "cuda" else None
-    if reason:
-        raise DoesNotWork(reason)
+    if device == "cuda":
+        _require_cuda()
     platform_ = platform_for(device)
     x, one = torch.zeros(2, device=device), torch.ones(2, device=device)
     platform_.warm_up(lambda: x.add_(one))
@@ -123,17 +107,19 @@ def _package(name: str) -> str:
 
 
 def _demo_model() -> str:
-    from ..engine.demo import demo_model_path
+    from stepgraph.engine.demo import demo_model_path
+    from stepgraph.engine.errors import ModelError
 
-    return str(demo_model_path())
+    try:
+        return str(demo_model_path())
+    except ModelError as error:
+        raise DoesNotWork(str(error)) from None
 
 
 def _cuda_device() -> str:
     import torch
 
-    reason = why_no_cuda()
-    if reason:
-        raise DoesNotWork(reason)
+    _require_cuda()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return ", ".join(f"{d.name} ({d.major}.{d.minor}, {d.total_memory / 2**30:.0f} GiB)" for d in devices)
 
@@ -162,9 +148,7 @@ def _triton() -> str:
         triton = import_module("triton")
     except ImportError:
         raise DoesNotWork("not installed: pip install 'stepgraph[triton]'") from None
-    reason = why_no_cuda()
-    if reason:
-        raise DoesNotWork(f"{triton.__version__} is installed, but {reason}")
+    _require_cuda(f"{triton.__version__} is installed, but ")
     return str(triton.__version__)
 
 
@@ -175,6 +159,14 @@ def _compiler(*names: str) -> str:
             done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
             return _first_line(done.stdout)
     raise DoesNotWork(f"none of {', '.join(names)} is on the path")
+
+
+def _require_cuda(prefix: str = "") -> None:
+    from stepgraph.runtime.platforms.cuda import why_unavailable
+
+    reason = why_unavailable()
+    if reason is not None:
+        raise DoesNotWork(prefix + reason)
 
 
 def _first_line(text: object) -> str:

@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
+from stepgraph import __version__
 
 if TYPE_CHECKING:
-    from ..engine import LLM, SamplingParams
-    from ..engine.llm import RequestOutput
-    from ..runtime import Ladder
+    from stepgraph.engine import LLM, RequestOutput, TextDelta
 
 MOST_SEQS = 256
-"""Requests decoded at once where the user names no number."""
+"""Requests decoded at once where the user names no number and gives more prompts."""
 LONGEST_RULE = 512
-"""The rules' ladders are taken up to here and then cut to the batch; vLLM's own default ends here as well."""
+"""vLLM's and SGLang's rules are taken up to here; the engine leaves out the rungs that its batch cannot reach."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of the command line, as given; None where the default depends on the machine or the prompts."""
+    """The options of the command line; None where the default depends on the machine, the model or the prompts."""
 
     prompts: tuple[str, ...] = ()
     file: Path | None = None
@@ -44,44 +41,50 @@ class RunOptions:
     chat: bool = True
     as_json: bool = False
 
+    def sampling(self) -> dict[str, Any]:
+        """The fields of SamplingParams among them."""
+        return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "max_tokens", "seed")}
+
 
 def run(options: RunOptions) -> None:
-    """Run the command. Raises StepgraphError where an option, a prompt or the model cannot work."""
+    """Decode and print. Raises StepgraphError where an option, a prompt or the model cannot work."""
+    from stepgraph.cli.console import print_run
+    from stepgraph.engine import SamplingParams
+
     prompts = gather_prompts(options)
-    batch = min(len(prompts), MOST_SEQS) if options.max_num_seqs is None else options.max_num_seqs
-    ladder = choose_ladder(options.ladder, batch)
-    params = _sampling_params(options)
-    llm, seconds_to_start = _start(options, ladder, batch)
+    params = SamplingParams(**options.sampling())
+    llm = start(options, len(prompts))
+    printer = _Printer(prompts, quiet=options.as_json)
+    requests = [_in_chat(llm, prompt) for prompt in prompts] if options.chat else prompts
     started = time.perf_counter()
-    outputs = _generate(llm, prompts, params, options)
-    seconds = {"start": seconds_to_start, "generate": time.perf_counter() - started}
-    report = _report(options, llm, prompts, outputs, seconds)
+    outputs = llm.generate(requests, params, stream=printer)
+    stopped = time.perf_counter()
+    printer.end()
+    report = make_report(options, llm, prompts, outputs, started, printer.first_at or stopped, stopped)
     if options.as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
-        from .console import print_run
-
         print_run(report)
 
 
 def gather_prompts(options: RunOptions) -> list[str]:
-    """Prompts from arguments, a file, and standard input where '-' asks for it or nothing else is given.
+    """Prompts from arguments, from a file, and from standard input where '-' asks for it or nothing else is given.
 
-    Blank lines of a file or of standard input separate prompts and are none; an argument stands as it is.
+    A blank line of a file or of standard input is no prompt; an argument is one whatever it holds.
 
     Raises:
         RequestError: no prompt at all, an empty one, or a file that cannot be read.
     """
-    from ..engine.errors import RequestError
+    from stepgraph.engine.errors import RequestError
 
     prompts: list[str] = []
     for prompt in options.prompts:
         prompts.extend(_lines(sys.stdin.read()) if prompt == "-" else [prompt])
     if options.file is not None:
         try:
-            prompts.extend(_lines(options.file.read_text(encoding="utf-8")))
+            prompts.extend(_lines(options.file.read_text(encoding="utf-8-sig")))
         except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"prompts: cannot read {options.file}: {error}") from None
+            raise RequestError(f"prompts: {options.file} cannot be read: {_reason(error)}") from None
     if not options.prompts and options.file is None and not sys.stdin.isatty():
         prompts.extend(_lines(sys.stdin.read()))
     if not prompts:
@@ -92,22 +95,125 @@ def gather_prompts(options: RunOptions) -> list[str]:
     return prompts
 
 
-def choose_ladder(text: str, batch: int) -> Ladder:
-    """The ladder that --ladder names. vLLM's and SGLang's rules end at the rung that holds `batch` requests,
-    since larger sizes would be captured and never used; an explicit list stands as given.
+def start(options: RunOptions, num_prompts: int) -> LLM:
+    """Load the model and capture its graphs, for as many requests at once as there are prompts."""
+    import torch
 
-    Raises:
-        ConfigError: a ladder that cannot be read, or one with no room for the batch.
-    """
-    from ..runtime import ConfigError, Ladder
+    from stepgraph.cli.console import ProgressBar
+    from stepgraph.engine import LLM
+    from stepgraph.engine.demo import demo_model_path
+    from stepgraph.runtime import Ladder
 
-    if batch < 1:
-        raise ConfigError(f"--max-num-seqs: {batch} leaves no room for a request; it must be at least 1")
-    ladder = Ladder.parse(text, max(LONGEST_RULE, batch))
-    top = ladder.rung(batch)
-    if top is None:
-        raise ConfigError(
-            f"ladder: {text} has no room for {batch} requests at once; "
-            f"add a size of at least {batch}, or lower --max-num-seqs to {ladder.max_size}"
+    rows = min(num_prompts, MOST_SEQS) if options.max_num_seqs is None else options.max_num_seqs
+    with ProgressBar(quiet=options.as_json) as progress:
+        return LLM(
+            options.model if options.model is not None else demo_model_path(),
+            device=options.device,
+            dtype=None if options.dtype is None else getattr(torch, options.dtype),
+            graphs="disabled" if options.graphs == "disabled" else "full",
+            ladder=Ladder.parse(options.ladder, max(LONGEST_RULE, rows)),
+            max_num_seqs=rows,
+            attention=options.attention,
+            progress=progress,
         )
-    return ladder if ladder.rule == "explicit" else ladder.upto(top)
+
+
+def make_report(
+    options: RunOptions,
+    llm: LLM,
+    prompts: list[str],
+    outputs: list[RequestOutput],
+    started: float,
+    first_at: float,
+    stopped: float,
+) -> dict[str, Any]:
+    """All that is known of a run, ready for JSON.
+
+    started, first_at, stopped: seconds on one clock: before the first prompt, at the first text, after the last.
+    tokens_per_second: `overall` is all generated tokens over the whole time; `decode` leaves out each request's
+    first token and the time until the first text; null where there is nothing to divide.
+    """
+    import torch
+
+    capture, stats = llm.capture_report, llm.stats.to_json()
+    generated = sum(len(output.outputs[0].token_ids) for output in outputs)
+    return {
+        "model": options.model or "demo model SmolLM2-135M-Instruct",
+        "device": str(llm.core.model.device),
+        "dtype": str(llm.core.model.dtype).removeprefix("torch."),
+        "attention": llm.core.attention.name,
+        "graphs": options.graphs,
+        "ladder": options.ladder,
+        "captured_sizes": sorted(key.num_reqs or key.num_tokens for key in capture.graphs),
+        "dropped_sizes": {str(size): reason for size, reason in capture.dropped.items()},
+        "sampling": options.sampling(),
+        "results": [_result(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)],
+        "steps": stats["steps"],
+        "rows": {"real": stats["real_rows"], "padded": stats["padded_rows"]},
+        "modes": stats["modes"],
+        "reasons": stats["reasons"],
+        "routes": stats["routes"],
+        "tokens": {"prompt": sum(len(output.prompt_token_ids) for output in outputs), "generated": generated},
+        "seconds": {"load": llm.load_seconds, "capture": capture.seconds, "generate": stopped - started},
+        "tokens_per_second": {
+            "decode": _rate(generated - len(outputs), stopped - first_at),
+            "overall": _rate(generated, stopped - started),
+        },
+        "versions": {"stepgraph": __version__, "torch": torch.__version__},
+    }
+
+
+class _Printer:
+    """Prints text as it arrives: one prompt's answer piece by piece, several prompts' answers as each is finished."""
+
+    def __init__(self, prompts: list[str], *, quiet: bool) -> None:
+        self.first_at: float | None = None
+        self._prompts, self._quiet = prompts, quiet
+        self._texts = [""] * len(prompts)
+
+    def __call__(self, delta: TextDelta) -> None:
+        from stepgraph.cli.console import print_answer, write
+
+        if self.first_at is None:
+            self.first_at = time.perf_counter()
+        if self._quiet:
+            return
+        if len(self._prompts) == 1:
+            write(delta.text)
+            return
+        self._texts[delta.index] += delta.text
+        if delta.finish_reason is not None:
+            print_answer(delta.index + 1, len(self._prompts), self._prompts[delta.index], self._texts[delta.index])
+
+    def end(self) -> None:
+        from stepgraph.cli.console import write
+
+        if not self._quiet and len(self._prompts) == 1:
+            write("\n\n")
+
+
+def _in_chat(llm: LLM, prompt: str) -> list[int]:
+    return llm.chat_prompt([{"role": "user", "content": prompt}])
+
+
+def _result(prompt: str, output: RequestOutput) -> dict[str, Any]:
+    (answer,) = output.outputs
+    return {
+        "prompt": prompt,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": len(output.prompt_token_ids),
+    }
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else f"it is not UTF-8 ({error.reason})"

@@ -156,9 +156,7 @@ def _either(fields: Mapping[str, Any], key: str) -> Any:
     return (fields.get("rope_parameters") or {}).get(key) if value is None else value
 
 
-def _integer(
-    fields: Mapping[str, Any], key: str, where: str, default: int | None = None, high: int = 2**31 - 1
-) -> int:
+def _integer(fields: Mapping[str, Any], key: str, where: str, default: int | None = None, high: int = 2**31 - 1) -> int:
     value = fields.get(key)
     if value is None:
         value = default

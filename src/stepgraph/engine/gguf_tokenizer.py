@@ -54,7 +54,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], eos_token_ids: Sequence[int
         raise ModelError(f"{where}: tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
     try:
         vocabulary = {token: index for index, token in enumerate(tokens)}
-        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole_words))  # type: ignore
+        backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole_words))
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{where}: the tokenizer's tokens and merges are not a BPE: {one_line(error)}") from None
     byte_level = pre_tokenizers.ByteLevel(
@@ -66,8 +66,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], eos_token_ids: Sequence[int
         words = pre_tokenizers.Split(Regex(split.pattern), behavior="isolated")
         backend.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([_whole(t) for t, kind in zip(tokens, types, strict=True) if kind == _CONTROL])
-    backend.add_tokens([_whole(t) for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED])
+    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    user_defined = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_defined])
     names = _special_names(metadata, tokens, where)
     if metadata.get("tokenizer.ggml.add_bos_token") is True and "bos_token" in names:
         bos = names["bos_token"]
@@ -86,10 +88,6 @@ def _array(metadata: Mapping[str, Any], key: str, kind: type, where: str) -> lis
     return values
 
 
-def _whole(token: str) -> AddedToken:
-    return AddedToken(token, normalized=False, special=False)
-
-
 def _special_names(metadata: Mapping[str, Any], tokens: Sequence[str], where: str) -> dict[str, str]:
     """The special tokens by the names that chat templates use."""
     names = {}
@@ -98,6 +96,7 @@ def _special_names(metadata: Mapping[str, Any], tokens: Sequence[str], where: st
         if token is None:
             continue
         if not isinstance(token, int) or not 0 <= token < len(tokens):
-            raise ModelError(f"{where}: tokenizer.ggml.{key}_token_id must be from 0 to {len(tokens) - 1}, got {token!r}")
+            allowed = f"a token id from 0 to {len(tokens) - 1}"
+            raise ModelError(f"{where}: tokenizer.ggml.{key}_token_id must be {allowed}, got {token!r}")
         names[name] = tokens[token]
     return names

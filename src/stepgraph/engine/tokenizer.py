@@ -14,7 +14,6 @@ _REPLACEMENT = "\ufffd"  # what an unfinished UTF-8 sequence decodes to
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")  # what chat templates may name
 
 
-
 class Tokenizer:
     """A vocabulary with the model's end tokens and, for chat models, its template."""
 

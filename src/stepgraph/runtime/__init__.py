@@ -1,16 +1,16 @@
 """Capture and replay of any step function; knows nothing of language models."""
 
-from .batch import BatchDescriptor
-from .buffers import PaddingPolicy, Slot, StaticBuffers
-from .capture import CaptureReport
-from .config import Backend, GraphConfig
-from .dispatch import Decision, Dispatcher, Mode, Reason
-from .errors import CaptureError, ConfigError, InputError, ReplayError, StepgraphError
-from .ladder import Ladder, sglang_default_ceiling, vllm_default_ceiling
-from .outputs import StepOutput
-from .platforms.tape import opaque
-from .runner import GraphRunner
-from .stats import Stats
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.buffers import PaddingPolicy, Slot, StaticBuffers
+from stepgraph.runtime.capture import CaptureReport
+from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, Reason
+from stepgraph.runtime.errors import CaptureError, ConfigError, InputError, ReplayError, StepgraphError
+from stepgraph.runtime.ladder import Ladder, sglang_default_ceiling, vllm_default_ceiling
+from stepgraph.runtime.outputs import StepOutput
+from stepgraph.runtime.platforms.tape import opaque
+from stepgraph.runtime.runner import GraphRunner
+from stepgraph.runtime.stats import Stats
 
 __all__ = [
     "Backend",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .errors import ConfigError
+from stepgraph.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .batch import BatchDescriptor
-from .errors import ConfigError, InputError
-from .platforms import Platform, platform_for
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.errors import ConfigError, InputError
+from stepgraph.runtime.platforms import Platform, platform_for
 
 _ALIGNMENT = 256  # bytes; what CUDA's allocator aligns to, so that vector loads of a slot stay aligned
 
@@ -66,13 +66,13 @@ class Slot:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise ConfigError(f"slot {self.name!r}: the name becomes a keyword of the step, so it must be an identifier")
+            raise ConfigError(f"slot {self.name!r}: the name becomes a keyword of the step; use an identifier")
         if self.per not in ("request", "token") or self.owner not in ("host", "device"):
             raise ConfigError(f"slot {self.name}: per is 'request' or 'token', owner is 'host' or 'device'")
         if not isinstance(self.pad, PaddingPolicy):
             raise ConfigError(f"slot {self.name}: pad must be a PaddingPolicy, not {self.pad!r}")
         if self.pad_value and self.pad not in (PaddingPolicy.FILL_SENTINEL, PaddingPolicy.FILL_ONCE):
-            raise ConfigError(f"slot {self.name}: {self.pad.name} ignores pad_value {self.pad_value}; use FILL_SENTINEL")
+            raise ConfigError(f"slot {self.name}: {self.pad.name} ignores its pad_value; use FILL_SENTINEL")
 
     @property
     def tail_value(self) -> float | None:
@@ -104,7 +104,7 @@ class StaticBuffers:
             raise ConfigError("buffers: give at least one slot, and each a name of its own")
         self.max_requests, self.max_tokens = max_requests, max_requests if max_tokens is None else max_tokens
         if self.max_requests < 1 or self.max_tokens < 1:
-            raise ConfigError(f"buffers: {self.max_requests} requests and {self.max_tokens} tokens; both must be at least 1")
+            raise ConfigError(f"buffers: {self.max_requests} requests, {self.max_tokens} tokens; both start at 1")
         self.platform: Platform = platform_for(device)
         self.device = self.platform.device
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from .batch import BatchDescriptor
-from .errors import CaptureError
-from .ladder import Ladder
-from .platforms import Platform, Recording
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.ladder import Ladder
+from stepgraph.runtime.platforms import Platform, Recording
 
 Progress = Callable[[int, int, str], None]
 """Called with (sizes done, sizes in all, what comes next); a front end draws it."""

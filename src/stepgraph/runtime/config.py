@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .errors import ConfigError
-from .ladder import Ladder
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.ladder import Ladder
 
 
 class Backend(StrEnum):

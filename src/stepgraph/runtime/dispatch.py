@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .batch import BatchDescriptor
-from .ladder import Ladder
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.ladder import Ladder
 
 
 class Mode(StrEnum):
@@ -28,7 +28,8 @@ class Reason(StrEnum):
     DISABLED = "disabled"  # graphs are off
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: a dispatcher makes one per batch, and steps count them
+# Compared by identity: a dispatcher makes one a batch, and counting steps then costs next to nothing.
+@dataclass(frozen=True, slots=True, eq=False)
 class Decision:
     """One batch's route: `key` is the captured descriptor for FULL and the batch itself for EAGER."""
 
@@ -87,5 +88,6 @@ class Dispatcher:
                 return Decision(batch, Mode.FULL, key, reason, f"{batch.num_reqs} → {size}")
         if all(size in self._dropped for size in fitting):
             size = fitting[0]
-            return Decision(batch, Mode.EAGER, batch, Reason.SIZE_DROPPED, f"size {size} is dropped: {self._dropped[size]}")
+            detail = f"size {size} is dropped: {self._dropped[size]}"
+            return Decision(batch, Mode.EAGER, batch, Reason.SIZE_DROPPED, detail)
         return Decision(batch, Mode.EAGER, batch, Reason.NO_SUCH_KEY, f"{batch} was never captured")

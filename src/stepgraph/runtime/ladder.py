@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .errors import ConfigError
+from stepgraph.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class Ladder:
         """
         _require_positive(max_size)
         if speculative:
-            parts: list[Iterable[int]] = [range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, max_size + 1, 16)]
+            parts: list[Iterable[int]] = [range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8)]
+            parts.append(range(272, max_size + 1, 16))
         else:
             parts = [(1, 2, 4, 8, 12), range(16, 257, 8), range(272, 512, 16), range(512, max_size + 1, 32)]
         sizes = {s for part in parts for s in part if s <= max_size} | {max_size}

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .batch import BatchDescriptor
-from .dispatch import Decision, Mode, Reason
-from .errors import CaptureError, InputError, ReplayError
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.dispatch import Decision, Mode, Reason
+from stepgraph.runtime.errors import CaptureError, InputError, ReplayError
 
 
 def named_outputs(result: Any) -> dict[str, torch.Tensor]:

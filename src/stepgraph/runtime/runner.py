@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from .batch import BatchDescriptor
-from .buffers import StaticBuffers
-from .capture import CapturedGraph, CaptureReport, Progress, capture_ladder
-from .config import Backend, GraphConfig
-from .dispatch import Decision, Dispatcher, Mode
-from .errors import CaptureError, ConfigError, InputError
-from .outputs import SharedOutputs, StepOutput, named_outputs, real_rows
-from .stats import Stats
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.buffers import StaticBuffers
+from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress, capture_ladder
+from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode
+from stepgraph.runtime.errors import CaptureError, ConfigError, InputError
+from stepgraph.runtime.outputs import SharedOutputs, StepOutput, named_outputs, real_rows
+from stepgraph.runtime.stats import Stats
 
 Step = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .dispatch import Decision
+from stepgraph.runtime.dispatch import Decision
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import ConfigError
-from .base import HostMirror, Platform, Recording
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms.base import HostMirror, Platform, Recording
 
 __all__ = ["HostMirror", "Platform", "Recording", "platform_for"]
 
@@ -18,11 +18,11 @@ def platform_for(device: torch.device | str) -> Platform:
     """
     device = torch.device(device)
     if device.type == "cpu":
-        from .tape import TapePlatform
+        from stepgraph.runtime.platforms.tape import TapePlatform
 
         return TapePlatform()
     if device.type == "cuda":
-        from .cuda import CudaPlatform
+        from stepgraph.runtime.platforms.cuda import CudaPlatform
 
         return CudaPlatform(device)
     raise ConfigError(f"device {device}: graphs run on cuda, or as a tape on cpu")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from ..errors import CaptureError, ConfigError, StepgraphError
-from .source_line import raising_line
+from stepgraph.runtime.errors import CaptureError, ConfigError, StepgraphError
+from stepgraph.runtime.platforms.source_line import raising_line
 
 try:
     from cuda.bindings import driver
@@ -141,10 +142,8 @@ class CudaPlatform:
             graph.capture_end()
         except RuntimeError:
             # The driver refused to end it; older torch then leaves the allocator routed to the pool.
-            try:
+            with contextlib.suppress(RuntimeError):  # newer torch has ended it already
                 torch._C._cuda_endAllocateToPool(self.device.index, pool)
-            except RuntimeError:
-                pass  # newer torch had already ended it
         graph.reset()
 
 

@@ -9,9 +9,9 @@ from types import FrameType, TracebackType
 
 import torch
 
-_SKIPPED = tuple(
-    os.path.dirname(path) + os.sep for path in (os.path.abspath(torch.__file__), os.path.dirname(os.path.abspath(__file__)))
-)
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_RUNTIME = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SKIPPED = (_TORCH, _RUNTIME)
 
 
 def calling_line() -> str:

@@ -1,6 +1,6 @@
 """The tape: a CUDA graph's contract on a CPU, so that every rule can be tested without a GPU."""
 
-from .opaque import opaque
-from .platform import TapePlatform
+from stepgraph.runtime.platforms.tape.opaque import opaque
+from stepgraph.runtime.platforms.tape.platform import TapePlatform
 
 __all__ = ["TapePlatform", "opaque"]

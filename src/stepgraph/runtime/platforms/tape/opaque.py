@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from .recorder import TapeRecorder
+from stepgraph.runtime.platforms.tape.recorder import TapeRecorder
 
 F = TypeVar("F", bound=Callable[..., Any])
 

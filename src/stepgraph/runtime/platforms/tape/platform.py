@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from .recorder import Call, TapeRecorder
-from .refusals import HostReadGuard
+from stepgraph.runtime.platforms.tape.recorder import Call, TapeRecorder
+from stepgraph.runtime.platforms.tape.refusals import HostReadGuard
 
 T = TypeVar("T")
 

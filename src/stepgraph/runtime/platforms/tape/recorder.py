@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .out_variants import out_variant
-from .refusals import refuse_operator
+from stepgraph.runtime.platforms.tape.out_variants import out_variant
+from stepgraph.runtime.platforms.tape.refusals import refuse_operator
 
 Call = tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]
 

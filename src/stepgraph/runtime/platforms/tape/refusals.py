@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...errors import CaptureError
-from ..source_line import calling_line
+from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.platforms.source_line import calling_line
 
 _READS_VALUE = "reads a device value on the host, which a replay cannot repeat; keep it on the device"
 _BUILDS_FROM_HOST = (

@@ -1,0 +1,7 @@
+"""A small LLM engine on the runtime: models, weights, paged KV, scheduler, sampler."""
+
+from stepgraph.engine.llm import LLM
+from stepgraph.engine.outputs import CompletionOutput, RequestOutput, TextDelta
+from stepgraph.engine.params import SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "TextDelta"]

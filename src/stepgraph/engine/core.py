@@ -1,0 +1,192 @@
+"""The engine's step: decode all rows through the runner, then a chunk of prefill, eagerly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, BlockPool, allocate_cache, blocks_for
+from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.request import Request
+from stepgraph.engine.scheduler import Chunk, Scheduler
+from stepgraph.ops.attention import AttentionBackend
+from stepgraph.ops.sampling import sample
+from stepgraph.runtime.buffers import PaddingPolicy, Slot, StaticBuffers
+from stepgraph.runtime.capture import CaptureReport, Progress
+from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.runner import GraphRunner
+
+_MAX_INT32 = 2**31 - 1  # a larger top_k keeps the whole vocabulary just the same
+
+
+def decode_slots(max_blocks: int, pad_seq_len: int) -> list[Slot]:
+    """The decode step's state. Tokens, positions, lengths and tables live on the device, which advances them;
+    sampling parameters belong to the host and travel when the batch changes.
+
+    Index slots are ZERO: a padded row reads and writes block 0, which is nobody's.
+    """
+    zero, sentinel = PaddingPolicy.ZERO, PaddingPolicy.FILL_SENTINEL
+    return [
+        Slot("tokens", torch.int64, "request", zero, owner="device"),
+        Slot("positions", torch.int64, "request", zero, owner="device"),
+        Slot("seq_lens", torch.int32, "request", sentinel, pad_value=pad_seq_len, owner="device"),
+        Slot("block_tables", torch.int32, "request", zero, (max_blocks,), owner="device"),
+        Slot("temperature", torch.float32, "request", zero),
+        Slot("top_k", torch.int32, "request", zero),
+        Slot("top_p", torch.float32, "request", sentinel, pad_value=1.0),
+        Slot("seed", torch.int64, "request", zero),
+    ]
+
+
+class EngineCore:
+    """Requests in, tokens out. Text, files and threads are others' business.
+
+    max_num_seqs: rows that decode at once. chunk_tokens: prefill tokens a step.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        attention: AttentionBackend,
+        graphs: GraphConfig,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_blocks: int,
+        chunk_tokens: int,
+    ) -> None:
+        self.model, self.attention = model, attention
+        self.max_model_len = max_model_len
+        self.kv_cache = allocate_cache(model.config, num_blocks, model.dtype, model.device)
+        self.scheduler = Scheduler(BlockPool(num_blocks), max_num_seqs, chunk_tokens)
+        rows = max_num_seqs if graphs.backend is Backend.DISABLED or graphs.ladder is None else graphs.ladder.max_size
+        self._max_blocks = blocks_for(max_model_len)
+        self.buffers = StaticBuffers(
+            max_requests=rows, device=model.device, slots=decode_slots(self._max_blocks, attention.pad_seq_len)
+        )
+        self.runner = GraphRunner(self._decode_step, self.buffers, graphs)
+        self._rows_staged = 0
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress | None = None) -> CaptureReport:
+        return self.runner.capture(progress)
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Request, int]]:
+        """One token for every decoding request, and for every request whose prefill this step completes."""
+        produced = self._decode()
+        produced += self._prefill(self.scheduler.plan_prefill())
+        return produced
+
+    def _decode(self) -> list[tuple[Request, int]]:
+        if not self.scheduler.rows:
+            return []
+        grown = self.scheduler.grow()
+        rows = list(self.scheduler.rows)
+        if not rows:
+            return []
+        inputs = self._sync_rows(rows, grown)
+        tokens = self.runner(num_requests=len(rows), **inputs).tokens.tolist()
+        for request, token in zip(rows, tokens, strict=True):
+            request.computed += 1
+            request.output.append(token)
+        return list(zip(rows, tokens, strict=True))
+
+    def _sync_rows(self, rows: list[Request], grown: list[tuple[int, int, int]]) -> dict[str, Any]:
+        """Patch what changed of the device's state; the sampling parameters where the batch changed."""
+        for row, index, block in grown:
+            self.buffers["block_tables"][row, index] = block
+        dirty = self.scheduler.take_dirty_rows()
+        if dirty:
+            moved = [rows[row] for row in dirty]
+            self.buffers.patch(
+                dirty,
+                tokens=[request.last_token for request in moved],
+                positions=[request.num_tokens - 1 for request in moved],
+                seq_lens=[request.num_tokens for request in moved],
+                block_tables=self._tables(moved),
+            )
+        if not dirty and len(rows) == self._rows_staged:
+            return {}
+        self._rows_staged = len(rows)
+        return sampling_inputs(rows)
+
+    def _decode_step(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        **sampling: torch.Tensor,
+    ) -> dict[str, torch.Tensor]:
+        """The captured step: forward, sample, and advance the rows that are alive."""
+
+        def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+            self.attention.decode(q, kv, block_tables, seq_lens, out)
+
+        geometry = self.model.geometry(positions, block_tables, BLOCK_SIZE)
+        logits = self.model.logits(self.model.forward(tokens, geometry, self.kv_cache, attend))
+        alive = seq_lens > 0
+        positions.add_(alive)
+        seq_lens.add_(alive)
+        sample(logits, position=positions, out=tokens, **sampling)
+        tokens.mul_(alive)
+        return {"tokens": tokens}
+
+    def _prefill(self, chunks: list[Chunk]) -> list[tuple[Request, int]]:
+        if not chunks:
+            return []
+        device = self.model.device
+        lengths = [chunk.stop - chunk.start for chunk in chunks]
+        tokens = torch.tensor([t for c in chunks for t in c.request.tokens(c.start, c.stop)], device=device)
+        positions = torch.tensor([p for c in chunks for p in range(c.start, c.stop)], device=device)
+        tables = torch.from_numpy(self._tables([chunk.request for chunk in chunks])).to(device)
+        seq_lens = torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32, device=device)
+        query_start = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+        per_token = tables.repeat_interleave(torch.tensor(lengths, device=device), dim=0)
+
+        def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+            self.attention.prefill(q, kv, tables, seq_lens, query_start, out, max_query_len=max(lengths))
+
+        geometry = self.model.geometry(positions, per_token, BLOCK_SIZE)
+        hidden = self.model.forward(tokens, geometry, self.kv_cache, attend)
+        for chunk in chunks:
+            chunk.request.computed = chunk.stop
+        done = [index for index, chunk in enumerate(chunks) if chunk.completes]
+        if not done:
+            return []
+        requests = [chunks[index].request for index in done]
+        last_rows = query_start[1:].long()[torch.tensor(done, device=device)] - 1
+        produced = self._sample_first(requests, self.model.logits(hidden[last_rows]))
+        for request, token in produced:
+            request.output.append(token)
+            self.scheduler.join(request)
+        return produced
+
+    def _sample_first(self, requests: list[Request], logits: torch.Tensor) -> list[tuple[Request, int]]:
+        device = logits.device
+        out = torch.empty(len(requests), dtype=torch.int64, device=device)
+        sampling = {name: torch.as_tensor(value).to(device) for name, value in sampling_inputs(requests).items()}
+        position = torch.tensor([request.num_tokens for request in requests], device=device)
+        sample(logits, position=position, out=out, **sampling)
+        return list(zip(requests, out.tolist(), strict=True))
+
+    def _tables(self, requests: list[Request]) -> np.ndarray[Any, Any]:
+        """int32 [requests, max_blocks]: each request's blocks, then the null block."""
+        tables = np.zeros((len(requests), self._max_blocks), dtype=np.int32)
+        for row, request in enumerate(requests):
+            tables[row, : len(request.blocks)] = request.blocks
+        return tables
+
+
+def sampling_inputs(requests: list[Request]) -> dict[str, Any]:
+    """The sampler's arguments, one entry a request."""
+    params = [request.params for request in requests]
+    return {
+        "temperature": np.array([p.temperature for p in params], dtype=np.float32),
+        "top_k": np.array([min(p.top_k, _MAX_INT32) for p in params], dtype=np.int32),
+        "top_p": np.array([p.top_p for p in params], dtype=np.float32),
+        "seed": np.array([request.seed for request in requests], dtype=np.int64),
+    }

@@ -1,0 +1,54 @@
+"""The paged KV cache's blocks: who holds which. Block 0 is the null block and belongs to nobody."""
+
+from __future__ import annotations
+
+import torch
+
+from stepgraph.engine.config import ModelConfig
+from stepgraph.runtime.errors import ConfigError
+
+BLOCK_SIZE = 16  # tokens
+
+
+def blocks_for(tokens: int) -> int:
+    """Blocks that hold `tokens` tokens."""
+    return -(-tokens // BLOCK_SIZE)
+
+
+def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values."""
+    return config.num_layers * 2 * BLOCK_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def allocate_cache(config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[num_blocks, layers, 2, block_size, kv_heads, head_dim], zeroed. Blocks lead, so that it can grow."""
+    shape = (num_blocks, config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+class BlockPool:
+    """Free blocks, handed out last returned first, so that warm memory is used again.
+
+    Raises:
+        ConfigError: fewer than two blocks, of which the first is the null block.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ConfigError(f"KV cache: {num_blocks} blocks; at least 2 are needed, since block 0 is reserved")
+        self.capacity = num_blocks - 1
+        self._free = list(range(num_blocks - 1, 0, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` blocks, or None (and nothing taken) if there are not that many."""
+        if count > len(self._free):
+            return None
+        taken = [self._free.pop() for _ in range(count)]
+        return taken
+
+    def give_back(self, blocks: list[int]) -> None:
+        self._free.extend(reversed(blocks))

@@ -1,0 +1,293 @@
+"""LLM: prompts in, text out. The engine's public face."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from stepgraph.engine.checkpoint import load_checkpoint
+from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.core import EngineCore
+from stepgraph.engine.errors import RequestError
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
+from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.outputs import CompletionOutput, RequestOutput, TextDelta
+from stepgraph.engine.params import SamplingParams
+from stepgraph.engine.request import FinishReason, Request
+from stepgraph.engine.text import TextStream
+from stepgraph.ops.attention import AttentionShape, get_backend
+from stepgraph.runtime.capture import CaptureReport, Progress
+from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.ladder import Ladder, vllm_default_ceiling
+from stepgraph.runtime.platforms import platform_for
+from stepgraph.runtime.stats import Stats
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams]
+
+_CPU_KV_BYTES = 1 << 30
+_GPU_KV_FRACTION = 0.5  # of the memory that is free once the weights are there
+
+
+class LLM:
+    """A model with its engine.
+
+    model: a Hugging Face directory or a GGUF file.
+    device: `cpu` or `cuda`; by default cuda where it works.
+    dtype: of weights and cache; by default float32 on a CPU and bfloat16 on a GPU.
+    graphs: `full` decodes through captured graphs, `disabled` eagerly.
+    ladder: captured sizes, in requests. By default vLLM's. It must hold `max_num_seqs`; larger rungs are left out.
+    max_num_seqs: requests that decode at once.
+    max_model_len: longest sequence in tokens, prompt and output; by default the model's own limit.
+    attention: backend name; by default the best that runs on the device.
+    kv_blocks: KV blocks of 16 tokens, the null block included; by default what `max_num_seqs` sequences of
+        `max_model_len` need, bounded by 1 GiB on a CPU and half of the free memory on a GPU.
+    chunk_tokens: prefill tokens a step.
+    progress: called with (done, total, what) while loading and capturing.
+
+    Raises:
+        StepgraphError: a model, device, ladder or size that cannot work; the message says what to change.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str | None = None,
+        dtype: torch.dtype | None = None,
+        graphs: Literal["full", "disabled"] = "full",
+        ladder: Ladder | None = None,
+        max_num_seqs: int = 256,
+        max_model_len: int | None = None,
+        attention: str | None = None,
+        kv_blocks: int | None = None,
+        chunk_tokens: int = 512,
+        progress: Progress | None = None,
+    ) -> None:
+        config = graph_config(graphs, ladder, max_num_seqs)
+        target = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu")).device
+        dtype = dtype or (torch.bfloat16 if target.type == "cuda" else torch.float32)
+        started = time.perf_counter()
+        checkpoint = load_checkpoint(model, dtype=dtype, device=target, progress=progress)
+        self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
+        max_len = _model_len(self.config, max_model_len)
+        shape = AttentionShape(self.config.num_heads, self.config.num_kv_heads, self.config.head_dim, BLOCK_SIZE)
+        backend = get_backend(attention, target, shape)
+        decoder = DecoderModel(self.config, checkpoint.weights, max_len)
+        self.load_seconds = time.perf_counter() - started
+        self.core = EngineCore(
+            decoder,
+            backend,
+            config,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_len,
+            num_blocks=kv_blocks or _default_blocks(self.config, dtype, target, max_num_seqs, max_len),
+            chunk_tokens=chunk_tokens,
+        )
+        self.capture_report: CaptureReport = self.core.capture(progress)
+        self._next_id = 0
+        self._running: dict[int, _Tracked] = {}
+
+    @property
+    def stats(self) -> Stats:
+        """Decode steps by batch size, mode and reason."""
+        return self.core.runner.stats
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params | None = None,
+        *,
+        stream: Callable[[TextDelta], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; results in the order of the prompts.
+
+        prompts: text, token ids, or a list of either. params: one for all, or one for each.
+        stream: called with every piece of text as it becomes certain.
+
+        Raises:
+            RequestError: an empty prompt, one longer than the model allows, or parameters that do not fit.
+        """
+        tracked = self._add_all(prompts, params)
+        for delta in self._drive(tracked):
+            if stream is not None:
+                stream(delta)
+        return [request.result() for request in tracked]
+
+    def stream(self, prompts: Prompt | Sequence[Prompt], params: Params | None = None) -> Iterator[TextDelta]:
+        """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished."""
+        tracked = self._add_all(prompts, params)
+        return self._drive(tracked)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
+        params: Params | None = None,
+        *,
+        stream: Callable[[TextDelta], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or several at once, through the model's chat template.
+
+        Raises:
+            RequestError: as `generate`. ModelError: the model has no chat template.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, params, stream=stream)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """A conversation as token ids, ready for the assistant's turn."""
+        text = self.tokenizer.apply_chat_template([dict(message) for message in messages])
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def abort(self, request_id: int) -> None:
+        """Stop a running request; it ends with reason `abort`. Unknown or finished ids are ignored."""
+        tracked = self._running.pop(request_id, None)
+        if tracked is not None:
+            tracked.request.finish_reason = "abort"
+            self.core.scheduler.remove(tracked.request)
+
+    def _add_all(self, prompts: Prompt | Sequence[Prompt], params: Params | None) -> list[_Tracked]:
+        listed = _as_list(prompts)
+        shared = SamplingParams() if params is None else params
+        each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
+        if len(each) != len(listed):
+            raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
+        # All are checked before the first is queued: a bad prompt leaves nothing behind.
+        tracked = [self._track(index, prompt, each[index]) for index, prompt in enumerate(listed)]
+        for one in tracked:
+            self._running[one.request.id] = one
+            self.core.scheduler.add(one.request)
+        return tracked
+
+    def _track(self, index: int, prompt: Prompt, params: SamplingParams) -> _Tracked:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        max_len = self.core.max_model_len
+        if not ids:
+            raise RequestError(f"prompt {index} is empty; give at least one token")
+        if len(ids) >= max_len:
+            raise RequestError(
+                f"prompt {index} has {len(ids)} tokens; the model allows {max_len} with at least one to generate"
+            )
+        bad = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
+        if bad is not None:
+            raise RequestError(f"prompt {index}: token {bad} is outside the vocabulary of {self.config.vocab_size}")
+        max_tokens = min(params.max_tokens, max_len - len(ids))
+        needed, capacity = blocks_for(len(ids) + max_tokens), self.core.scheduler.pool.capacity
+        if needed > capacity:
+            raise RequestError(
+                f"prompt {index} may need {needed} KV blocks and the cache has {capacity}; "
+                f"lower max_tokens or give the cache more blocks"
+            )
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        request = Request(self._next_id, ids, params, seed, max_tokens)
+        self._next_id += 1
+        ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
+        stops = frozenset(params.stop_token_ids) | frozenset(ends)
+        text = TextStream(self.tokenizer, params.stop)
+        return _Tracked(index, prompt if isinstance(prompt, str) else None, request, stops, text)
+
+    def _drive(self, tracked: list[_Tracked]) -> Iterator[TextDelta]:
+        """Step the engine until these requests are done. Others that are queued advance along."""
+        unfinished = {one.request.id for one in tracked}
+        try:
+            while unfinished:
+                produced = self.core.step() if self.core.scheduler.has_work else []
+                for request, token in produced:
+                    delta = self._accept(request, token)
+                    if delta is not None and request.id in unfinished:
+                        yield delta
+                unfinished &= self._running.keys()
+        finally:
+            for request_id in unfinished:
+                self.abort(request_id)
+
+    def _accept(self, request: Request, token: int) -> TextDelta | None:
+        """Take one token in: text, and whether it ends the request. None where there is nothing to tell."""
+        one = self._running.get(request.id)
+        if one is None:
+            return None  # aborted while its tokens were being handed out
+        if token in one.stops:
+            reason: FinishReason | None = "stop"
+            new = one.text.finish()
+        else:
+            new = one.text.push(token)
+            reason = "stop" if one.text.stopped else None
+            if reason is None and len(request.output) >= request.max_tokens:
+                reason = "length"
+                new += one.text.finish()
+        if reason is not None:
+            request.finish_reason = reason
+            self.core.scheduler.remove(request)
+            del self._running[request.id]
+        return TextDelta(request.id, one.index, new, reason) if new or reason else None
+
+
+class _Tracked:
+    """A request with what only the text side knows of it."""
+
+    def __init__(
+        self, index: int, prompt: str | None, request: Request, stops: frozenset[int], text: TextStream
+    ) -> None:
+        self.index, self.prompt, self.request, self.stops, self.text = index, prompt, request, stops, text
+
+    def result(self) -> RequestOutput:
+        request = self.request
+        output = CompletionOutput(0, self.text.text, list(request.output), request.finish_reason)
+        return RequestOutput(request.id, self.prompt, list(request.prompt), [output], request.finish_reason is not None)
+
+
+def graph_config(graphs: str, ladder: Ladder | None, max_num_seqs: int) -> GraphConfig:
+    """The engine's graph configuration: rungs up to the one that holds `max_num_seqs`.
+
+    Raises:
+        ConfigError: an unknown choice, no rows, or a ladder that has no room for the batch.
+    """
+    if max_num_seqs < 1:
+        raise ConfigError(f"max_num_seqs is {max_num_seqs}; at least one request must decode at a time")
+    if graphs not in tuple(Backend):
+        raise ConfigError(f"graphs: {graphs!r} is not one of {', '.join(Backend)}")
+    if graphs == Backend.DISABLED:
+        return GraphConfig(Backend.DISABLED)
+    if ladder is None:
+        ladder = Ladder.vllm(max(vllm_default_ceiling(max_num_seqs), max_num_seqs))
+    rung = ladder.rung(max_num_seqs)
+    if rung is None:
+        raise ConfigError(
+            f"ladder: the largest size {ladder.max_size} has no room for a batch of {max_num_seqs}; "
+            f"add a size of at least {max_num_seqs} or lower max_num_seqs"
+        )
+    return GraphConfig(Backend.FULL, ladder.upto(rung))
+
+
+def _model_len(config: ModelConfig, asked: int | None) -> int:
+    if asked is None:
+        return config.max_position_embeddings
+    if not 2 <= asked <= config.max_position_embeddings:
+        raise ConfigError(f"max_model_len is {asked}; this model allows 2 to {config.max_position_embeddings}")
+    return asked
+
+
+def _default_blocks(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int, max_len: int
+) -> int:
+    wanted = max_num_seqs * blocks_for(max_len) + 1
+    budget = int(torch.cuda.mem_get_info(device)[0] * _GPU_KV_FRACTION) if device.type == "cuda" else _CPU_KV_BYTES
+    return max(min(wanted, budget // block_bytes(config, dtype)), 2)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
+        return [listed]  # type: ignore[list-item]
+    if not all(isinstance(item, str | Sequence) for item in listed):
+        raise RequestError("prompts are text, token ids, or a list of either")
+    return listed  # type: ignore[return-value]

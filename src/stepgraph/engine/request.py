@@ -1,0 +1,44 @@
+"""One request as the engine sees it: tokens, blocks, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stepgraph.engine.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt being continued.
+
+    id: arrival order; lower is older.
+    seed: of this request's own noise stream, always set.
+    blocks: KV blocks held, in order of position.
+    computed: leading tokens whose keys and values are in the cache. While decoding that is all but the last one.
+    """
+
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    output: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def last_token(self) -> int:
+        return self.output[-1] if self.output else self.prompt[-1]
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Tokens at positions [start, stop), prompt and output as one sequence."""
+        boundary = len(self.prompt)
+        return self.prompt[start:stop] + self.output[max(start - boundary, 0) : max(stop - boundary, 0)]

@@ -1,0 +1,141 @@
+"""Which requests run: rows of the decode batch, chunks of prefill, and who gives way when blocks run out."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from stepgraph.engine.kv_blocks import BlockPool, blocks_for
+from stepgraph.engine.request import Request
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Prefill work: a request's positions [start, stop)."""
+
+    request: Request
+    start: int
+    stop: int
+
+    @property
+    def completes(self) -> bool:
+        return self.stop == self.request.num_tokens
+
+
+class Scheduler:
+    """Continuous batching, first come first served.
+
+    Rows 0..n-1 of the decode batch are always occupied: a row that leaves is filled by the last one.
+    Every engine step decodes all rows once and prefills at most `chunk_tokens` tokens, so neither starves the other.
+    When a decoding request needs a block and none is free, the youngest request gives all of its blocks back and
+    waits, to be recomputed later.
+    """
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, chunk_tokens: int) -> None:
+        self.pool = pool
+        self.rows: list[Request] = []
+        self.waiting: list[Request] = []  # by arrival
+        self.prefilling: list[Request] = []  # admitted: hold blocks, not yet decoding
+        self.preemptions = 0
+        self._max_num_seqs = max_num_seqs
+        self._chunk_tokens = chunk_tokens
+        self._dirty: set[int] = set()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.rows or self.waiting or self.prefilling)
+
+    def add(self, request: Request) -> None:
+        bisect.insort(self.waiting, request, key=lambda r: r.id)
+
+    def remove(self, request: Request) -> None:
+        """Take a finished or aborted request out, wherever it is, and free its blocks."""
+        if request in self.rows:
+            self._vacate(request)
+        elif request in self.prefilling:
+            self.prefilling.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self._free(request)
+
+    def grow(self) -> list[tuple[int, int, int]]:
+        """Give every row the block its next token needs, preempting if it must; oldest first.
+
+        Returns (row, index in its block table, block) of blocks added to rows whose occupant did not change.
+        """
+        grown: list[Request] = []
+        for request in sorted(self.rows, key=lambda r: r.id):
+            if request not in self.rows:
+                continue  # preempted for an older one
+            while len(request.blocks) < blocks_for(request.num_tokens):
+                block = self.pool.take(1)
+                if block is not None:
+                    request.blocks += block
+                    grown.append(request)
+                    continue
+                victim = max(self.rows + self.prefilling, key=lambda r: r.id)
+                self._preempt(victim)
+                if victim is request:
+                    break
+        return [
+            (row, len(request.blocks) - 1, request.blocks[-1])
+            for row, request in enumerate(self.rows)
+            if request in grown and row not in self._dirty
+        ]
+
+    def plan_prefill(self) -> list[Chunk]:
+        """This step's prefill, oldest first; admits waiting requests while rows and blocks allow."""
+        chunks: list[Chunk] = []
+        budget = self._chunk_tokens
+        for request in self.prefilling:
+            if budget == 0:
+                return chunks
+            budget = self._plan(request, budget, chunks)
+        while budget and self.waiting and len(self.rows) + len(self.prefilling) < self._max_num_seqs:
+            request = self.waiting[0]
+            blocks = self.pool.take(blocks_for(request.num_tokens + 1))  # room for the first decoded token too
+            if blocks is None:
+                break
+            request.blocks = blocks
+            self.prefilling.append(self.waiting.pop(0))
+            budget = self._plan(request, budget, chunks)
+        return chunks
+
+    def join(self, request: Request) -> None:
+        """A prefilled request takes the next row."""
+        self.prefilling.remove(request)
+        self._dirty.add(len(self.rows))
+        self.rows.append(request)
+
+    def take_dirty_rows(self) -> list[int]:
+        """Rows with a new occupant since the last call."""
+        dirty = sorted(row for row in self._dirty if row < len(self.rows))
+        self._dirty.clear()
+        return dirty
+
+    @staticmethod
+    def _plan(request: Request, budget: int, chunks: list[Chunk]) -> int:
+        stop = min(request.num_tokens, request.computed + budget)
+        chunks.append(Chunk(request, request.computed, stop))
+        return budget - (stop - request.computed)
+
+    def _preempt(self, request: Request) -> None:
+        if request in self.rows:
+            self._vacate(request)
+        else:
+            self.prefilling.remove(request)
+        self._free(request)
+        request.computed = 0
+        self.preemptions += 1
+        self.add(request)
+
+    def _vacate(self, request: Request) -> None:
+        row = self.rows.index(request)
+        last = self.rows.pop()
+        if last is not request:
+            self.rows[row] = last
+            self._dirty.add(row)
+
+    def _free(self, request: Request) -> None:
+        self.pool.give_back(request.blocks)
+        request.blocks = []

@@ -1,0 +1,98 @@
+"""The one contract between a model and its attention: plan outside the graph, run inside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.support import AttentionCGSupport
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Head counts and sizes of one attention group. Raises ConfigError where they do not fit together."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        if min(self.num_heads, self.num_kv_heads, self.head_dim, self.block_size) < 1:
+            raise ConfigError(f"attention: every size must be at least 1, got {self}")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"attention: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly; "
+                "num_heads must be a multiple of num_kv_heads"
+            )
+
+    @property
+    def scale(self) -> float:
+        """The softmax scale, head_dim ** -0.5."""
+        return self.head_dim**-0.5
+
+
+class AttentionBackend(Protocol):
+    """Paged attention over one layer's view of the KV cache.
+
+    `kv` is [num_blocks, 2, block_size, num_kv_heads, head_dim] (2: K, then V); only its first dimension may be strided.
+    Token t of row r lies in block `block_tables[r, t // block_size]` at slot `t % block_size`. `block_tables` is
+    int32 [rows, max_blocks], `seq_lens` int32 [rows] counts the tokens of a row, the new ones included.
+    What lies beyond a row's length is never used: NaN there, or anywhere in block 0, changes no result.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name `get_backend` and the command line know it by."""
+
+    @property
+    def support(self) -> AttentionCGSupport:
+        """What may be captured on the device that the backend was made for."""
+
+    @property
+    def device_types(self) -> tuple[str, ...]:
+        """The torch device types it runs on."""
+
+    @property
+    def pad_seq_len(self) -> int:
+        """The length to give padded rows."""
+
+    def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
+        """Prepare one step, on the host, outside the graph and after padding; may do nothing.
+
+        `seq_lens` holds one length per row, padded rows included; `block_tables` is the buffer that the graph reads.
+        """
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Attend with one new token per row. `q` and `out` are [rows, num_heads, head_dim].
+
+        Runs inside the graph: lengths and tables are read when it is replayed. A row of length 0 gives exactly 0.
+        """
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        query_start: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        max_query_len: int,
+    ) -> None:
+        """Attend with several new tokens per request, causally. `q` and `out` are [tokens, num_heads, head_dim].
+
+        Request r owns tokens `query_start[r]` to `query_start[r + 1]` (int32 [requests + 1], starting at 0); its
+        token j sits at position `seq_len - query_len + j` and sees the positions up to its own. Tokens past
+        `query_start[-1]` are left as they are. `max_query_len` bounds the query lengths: a host number, since a
+        GPU must know how much to launch.
+        """

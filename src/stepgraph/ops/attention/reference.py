@@ -1,0 +1,156 @@
+"""Attention in plain torch: the truth in tests, and the backend of the CPU.
+
+Decode and prefill are one custom operator each, so that a tape records them as one opaque entry which reads lengths and
+block tables whenever it is replayed, and works for real lengths only. They are registered with `torch.library.define`:
+the `custom_op` wrapper adds 15 microseconds to a call, and a decode step makes one call per layer.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from stepgraph.ops.attention.contract import AttentionShape
+from stepgraph.ops.attention.gather import PlanMemo, unit_view
+from stepgraph.runtime.support import AttentionCGSupport
+
+_plans = PlanMemo()
+
+
+class ReferenceAttention:
+    """The torch reference. A GPU cannot capture it, since it reads lengths on the host; a tape can."""
+
+    name = "reference"
+    device_types: tuple[str, ...] = ("cpu", "cuda")
+    pad_seq_len = 0
+
+    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
+        self.support = AttentionCGSupport.ALWAYS if device.type == "cpu" else AttentionCGSupport.NEVER
+        self._scale = shape.scale
+
+    def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
+        """Nothing to do: lengths are read inside the operator."""
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        torch.ops.stepgraph.reference_decode(q, kv, block_tables, seq_lens, out, self._scale)
+
+    def prefill(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        block_tables: torch.Tensor,
+        seq_lens: torch.Tensor,
+        query_start: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        max_query_len: int,
+    ) -> None:
+        torch.ops.stepgraph.reference_prefill(q, kv, block_tables, seq_lens, query_start, out, self._scale)
+
+
+torch.library.define(
+    "stepgraph::reference_decode",
+    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor(a!) out, float scale) -> ()",
+)
+torch.library.define(
+    "stepgraph::reference_prefill",
+    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor query_start, Tensor(a!) out, float scale)"
+    " -> ()",
+)
+
+
+@torch.library.impl("stepgraph::reference_decode", "default")
+def _decode(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    _, num_heads, head_dim = q.shape
+    kv_heads = kv.shape[3]
+    units = unit_view(kv)
+    plan = _plans.get(kv, block_tables, seq_lens, merge=True)
+    for chunk in plan.chunks:
+        batch, compute = chunk.num_rows * kv_heads, chunk.bias.dtype
+        keys, values = units.index_select(0, chunk.index).view(2, batch, chunk.max_len, head_dim).to(compute)
+        queries = q[chunk.rows].reshape(batch, num_heads // kv_heads, head_dim).to(compute)
+        weights = torch.baddbmm(chunk.bias, queries, keys.mT, alpha=scale).softmax(-1)
+        out[chunk.rows] = torch.bmm(weights, values).view(chunk.num_rows, num_heads, head_dim).to(out.dtype)
+    if plan.empty is not None:
+        out[plan.empty] = 0
+
+
+@torch.library.impl("stepgraph::reference_prefill", "default")
+def _prefill(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    _, num_heads, head_dim = q.shape
+    kv_heads = kv.shape[3]
+    units = unit_view(kv)
+    starts = query_start.tolist()
+    chunks = _plans.get(kv, block_tables, seq_lens, merge=False).chunks  # one request each
+    for chunk in chunks:
+        assert isinstance(chunk.rows, slice)
+        first, last = starts[chunk.rows.start], starts[chunk.rows.stop]
+        if first == last:
+            continue
+        # KV heads are the batch, the query heads that share one its heads: K and V expand without a copy.
+        keys, values = units.index_select(0, chunk.index).view(2, kv_heads, 1, chunk.max_len, head_dim)
+        queries = q[first:last].view(last - first, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+        expanded = (kv_heads, num_heads // kv_heads, chunk.max_len, head_dim)
+        result = F.scaled_dot_product_attention(
+            queries,
+            keys.expand(expanded),
+            values.expand(expanded),
+            attn_mask=_visible(last - first, chunk.max_len, q.device),
+            is_causal=last - first == chunk.max_len,
+            scale=scale,
+        )
+        out[first:last] = result.permute(2, 0, 1, 3).reshape(last - first, num_heads, head_dim)
+
+
+def _visible(num_queries: int, length: int, device: torch.device) -> torch.Tensor | None:
+    """Which positions the last `num_queries` of `length` tokens see; None where torch's own causal mask says it."""
+    if num_queries == length:
+        return None
+    return torch.ones(num_queries, length, dtype=torch.bool, device=device).tril_(length - num_queries)
+
+
+@torch.library.register_fake("stepgraph::reference_decode")
+def _decode_fake(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    """Writes `out`, returns nothing."""
+
+
+@torch.library.register_fake("stepgraph::reference_prefill")
+def _prefill_fake(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> None:
+    """Writes `out`, returns nothing."""

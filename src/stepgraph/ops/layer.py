@@ -1,0 +1,82 @@
+"""A decoder layer as five operations: the torch reference, on any device. The truth in tests.
+
+Attention, the second of the five, has a folder of its own (`ops/attention`). Shapes: `rows` is tokens of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class StepGeometry:
+    """Where this step's rows stand: computed once a step and shared by all layers.
+
+    cos, sin: [rows, 1, head_dim] in the model's dtype; the first half of `sin` is negated, so that rotating by
+        half a head and multiplying is the whole of a rotary embedding.
+    blocks, offsets: int64 [rows]; the KV block and the place in it that a row writes. Padded rows: block 0.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+
+
+def rotary_tables(
+    head_dim: int, theta: float, max_positions: int, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and signed sin of every position, each [max_positions, head_dim]; computed in float32.
+
+    Source: RoFormer (arXiv:2104.09864) in the half-rotation form of Hugging Face's Llama.
+    """
+    inverse_frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    angle = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequency)
+    cos = torch.cat((angle.cos(), angle.cos()), dim=-1)
+    sin = torch.cat((-angle.sin(), angle.sin()), dim=-1)
+    return cos.to(device, dtype), sin.to(device, dtype)
+
+
+def norm_qkv_rope_write(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    qkv_weight: torch.Tensor,
+    geometry: StepGeometry,
+    kv: torch.Tensor,
+    num_heads: int,
+) -> torch.Tensor:
+    """RMSNorm, QKV projection, rotary embedding, and this step's keys and values written to the cache.
+
+    x: [rows, hidden]. qkv_weight: [(heads + 2 x kv_heads) x head_dim, hidden], Q then K then V.
+    kv: one layer of the cache, [blocks, 2, block_size, kv_heads, head_dim]; written in place.
+    Returns q: [rows, heads, head_dim], a view of the projection.
+    """
+    kv_heads, head_dim = kv.shape[-2:]
+    projected = F.linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), qkv_weight)
+    qkv = projected.view(x.shape[0], num_heads + 2 * kv_heads, head_dim)
+    rotated = qkv[:, : num_heads + kv_heads]
+    half_turned = rotated.roll(head_dim // 2, dims=-1)
+    rotated.mul_(geometry.cos).addcmul_(half_turned, geometry.sin)
+    new = qkv[:, num_heads:].view(x.shape[0], 2, kv_heads, head_dim)
+    kv.permute(0, 2, 1, 3, 4).index_put_((geometry.blocks, geometry.offsets), new)
+    return qkv[:, :num_heads]
+
+
+def linear_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """x [rows, in] through weight [out, in], plus residual [rows, out]."""
+    return torch.addmm(residual, x, weight.t())
+
+
+def norm_gate_up_swiglu(
+    x: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up_weight: torch.Tensor
+) -> torch.Tensor:
+    """RMSNorm, the gate and up projections as one, and silu(gate) x up.
+
+    x: [rows, hidden]. gate_up_weight: [2 x intermediate, hidden], gate first. Returns [rows, intermediate].
+    """
+    gate, up = F.linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), gate_up_weight).chunk(2, dim=-1)
+    return F.silu(gate) * up

@@ -1,0 +1,157 @@
+"""`stepgraph run` on the demo model: what it prints, what it counts, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepgraph.cli.app import main
+from stepgraph.cli.run import RunOptions, gather_prompts
+from stepgraph.engine.errors import RequestError
+
+PROMPTS = Path(__file__).resolve().parents[2] / "examples" / "prompts.txt"
+FRANCE = "What is the capital of France?"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def call(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *argv])
+    return int(ended.value.code or 0)
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert call("--json", *argv) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input is a terminal unless a test says otherwise: nothing waits for it."""
+    monkeypatch.setattr("sys.stdin", Terminal())
+
+
+def test_prompts_come_from_arguments_file_and_standard_input(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "prompts").write_text("from file\n\n  \nsecond\n", encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", io.StringIO("piped\n\n"))
+    assert gather_prompts(RunOptions(prompts=("a", "-"), file=tmp_path / "prompts")) == [
+        "a",
+        "piped",
+        "from file",
+        "second",
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo"))
+    assert gather_prompts(RunOptions()) == ["one", "two"]
+    assert gather_prompts(RunOptions(prompts=("only this",))) == ["only this"]
+
+
+@pytest.mark.parametrize("prompts", [(), ("",), ("fine", "  \n")])
+def test_no_prompt_and_an_empty_one_are_refused(prompts: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError, match="none given|is empty"):
+        gather_prompts(RunOptions(prompts=prompts))
+
+
+def test_thirteen_prompts_run_padded_to_sixteen(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--file", str(PROMPTS), "--max-tokens", "6", "--device", "cpu") == 0
+    text = capsys.readouterr().out
+    for number in range(1, 14):
+        assert f"[{number}/13]" in text
+    assert "13 → 16" in text and "3 padded rows each (FULL, padded)" in text
+
+
+def test_one_prompt_is_streamed_and_answered(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FRANCE, "--device", "cpu") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("The capital of France is Paris.\n")
+    assert "1 → 1" in text and "tokens/s" in text
+
+
+def test_json_accounts_for_every_token(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = as_json(capsys, FRANCE, "Count to three.", "Hi", "--max-tokens", "5", "--device", "cpu")
+    assert report["captured_sizes"] == [1, 2, 4] and report["dropped_sizes"] == {}
+    assert [result["prompt"] for result in report["results"]] == [FRANCE, "Count to three.", "Hi"]
+    generated = sum(len(result["token_ids"]) for result in report["results"])
+    assert report["tokens"]["generated"] == generated
+    # Prefill samples each request's first token; each later one is a real row of a decode step.
+    assert report["rows"]["real"] == generated - 3
+    assert sum(route["steps"] for route in report["routes"]) == report["steps"]
+    assert (
+        sum(route["steps"] * (route["padded"] - route["real"]) for route in report["routes"])
+        == (report["rows"]["padded"])
+    )
+    assert report["seconds"]["capture"] > 0 and report["tokens_per_second"]["decode"] > 0
+
+
+def test_graphs_change_no_token(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = [FRANCE, "Name a color.", "--max-tokens", "8", "--device", "cpu"]
+    replayed = as_json(capsys, *common)
+    eager = as_json(capsys, *common, "--graphs", "disabled")
+    assert eager["modes"] == {"EAGER": eager["steps"]} and eager["captured_sizes"] == []
+    assert replayed["modes"] == {"FULL": replayed["steps"]}
+    assert [r["token_ids"] for r in replayed["results"]] == [r["token_ids"] for r in eager["results"]]
+
+
+def test_a_seed_repeats_a_sampled_run(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["Once upon a time", "--no-chat", "--max-tokens", "8", "--temperature", "0.9", "--top-k", "40"]
+    runs = [as_json(capsys, *common, "--device", "cpu", "--seed", seed) for seed in ("1", "1", "2")]
+    first, second, other = (run["results"][0]["token_ids"] for run in runs)
+    assert first == second != other
+
+
+def test_more_prompts_than_rows_take_turns(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = as_json(capsys, "a", "b", "c", "--max-num-seqs", "2", "--ladder", "1,2", "--max-tokens", "3")
+    assert len(report["results"]) == 3 and max(route["real"] for route in report["routes"]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--ladder", "0,1"], "size 0 is not positive"),
+        (["--ladder", "-4,1"], "size -4 is not positive"),
+        (["--ladder", "1,2,2"], "size 2 is given more than once"),
+        (["--ladder", "1,x"], "neither vllm, sglang nor sizes"),
+        (["--ladder", "1,2", "--max-num-seqs", "3"], "no room for a batch of 3"),
+        (["--max-num-seqs", "0"], "at least one request"),
+        (["--max-tokens", "0"], "max_tokens must be"),
+        (["--temperature", "-1"], "temperature must be"),
+        (["--top-p", "0"], "top_p must be"),
+        (["--attention", "none such"], "unknown backend"),
+        (["--model", "/no/such/model"], "/no/such/model does not exist"),
+        (["--file", "/no/such/prompts"], "/no/such/prompts cannot be read"),
+        ([""], "number 2 is empty"),
+        (["word " * 9000], "the model allows 8192"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    demo_model: Path, capsys: pytest.CaptureFixture[str], argv: list[str], complaint: str
+) -> None:
+    assert call("hello", "--device", "cpu", *argv) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert complaint in err and out == ""
+
+
+def test_no_gpu_where_one_is_asked_for(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert call("hello", "--device", "cuda") == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and "CUDA" in err and err.count("\n") == 1
+
+
+@pytest.mark.gpu
+def test_thirteen_prompts_on_a_gpu(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = as_json(capsys, "--file", str(PROMPTS), "--max-tokens", "16")
+    assert report["device"].startswith("cuda")
+    assert {"real": 13, "padded": 16, "mode": "FULL", "reason": "padded"}.items() <= report["routes"][-1].items()

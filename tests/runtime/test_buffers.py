@@ -1,0 +1,171 @@
+"""Step buffers: what each policy leaves in the tail, who owns what, and that addresses never move."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepgraph.runtime import BatchDescriptor, ConfigError, InputError, PaddingPolicy, Slot, StaticBuffers
+
+POISON = 77
+
+
+def one_slot(policy: PaddingPolicy, device: torch.device | str = "cpu", **kwargs) -> StaticBuffers:
+    return StaticBuffers(max_requests=16, device=device, slots=[Slot("x", torch.int64, "request", policy, **kwargs)])
+
+
+def stage(buffers: StaticBuffers, real: int, padded: int, **inputs) -> None:
+    buffers.stage(BatchDescriptor.decode(real), BatchDescriptor.decode(padded), inputs)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kwargs", "tail"),
+    [
+        (PaddingPolicy.ZERO, {}, 0),
+        (PaddingPolicy.FILL_SENTINEL, {"pad_value": 5}, 5),
+        (PaddingPolicy.KEEP_PAD, {}, POISON),
+        (PaddingPolicy.FOREACH_COPY, {}, POISON),
+        (PaddingPolicy.FILL_ONCE, {"pad_value": 9}, POISON),
+    ],
+)
+def test_tail_after_a_larger_batch(policy, kwargs, tail, device) -> None:
+    buffers = one_slot(policy, device, **kwargs)
+    stage(buffers, 8, 8, x=[POISON] * 8)
+    stage(buffers, 3, 8, x=[1, 2, 3])
+    assert buffers["x"][:8].tolist() == [1, 2, 3] + [tail] * 5
+
+
+def test_fill_once_keeps_its_value_where_no_head_was_written(device) -> None:
+    buffers = one_slot(PaddingPolicy.FILL_ONCE, device, pad_value=9)
+    stage(buffers, 3, 8, x=[1, 2, 3])
+    assert buffers["x"][:8].tolist() == [1, 2, 3, 9, 9, 9, 9, 9]
+
+
+@pytest.mark.parametrize("source", ["device", "host"])
+@given(steps=st.lists(st.tuples(st.integers(1, 16), st.integers(0, 8)), min_size=1, max_size=12))
+@settings(deadline=None, max_examples=40)
+def test_resetting_policies_leave_no_stale_row(source: str, steps: list[tuple[int, int]]) -> None:
+    buffers = StaticBuffers(
+        max_requests=16,
+        slots=[
+            Slot("zero", torch.int32, "request", PaddingPolicy.ZERO),
+            Slot("sentinel", torch.int64, "request", PaddingPolicy.FILL_SENTINEL, pad_value=-1),
+            Slot("owned", torch.int64, "request", PaddingPolicy.ZERO, owner="device"),
+        ],
+    )
+    for real, extra in steps:
+        padded = min(real + extra, 16)
+        given_rows = torch.full((real,), POISON) if source == "device" else [POISON] * real
+        stage(buffers, real, padded, zero=given_rows, sentinel=given_rows)
+        assert buffers["zero"][real:padded].eq(0).all() and buffers["zero"][:real].eq(POISON).all()
+        assert buffers["sentinel"][real:padded].eq(-1).all()
+        assert buffers["owned"].eq(0).all()
+        buffers["owned"][:real] = POISON  # the step advances its own rows; joins and leaves must not see them
+        if real > 1:
+            stage(buffers, real - 1, padded, zero=[1] * (real - 1), sentinel=[1] * (real - 1))
+            stage(buffers, real, padded, zero=[1] * real, sentinel=[1] * real)
+            assert buffers["owned"][real - 1] == 0
+        buffers["owned"].zero_()
+
+
+def test_a_row_that_joins_keeps_its_patch(device) -> None:
+    buffers = one_slot(PaddingPolicy.ZERO, device, owner="device")
+    buffers.patch([0], x=[3])
+    stage(buffers, 1, 2)
+    buffers.patch([1], x=[4])
+    stage(buffers, 2, 2)
+    assert buffers["x"][:3].tolist() == [3, 4, 0]
+
+
+def test_the_packed_copy_leaves_device_slots_alone(device) -> None:
+    slots = [
+        Slot("host", torch.int64, "request", PaddingPolicy.ZERO),
+        Slot("own", torch.float32, "request", PaddingPolicy.ZERO, (3,), owner="device"),
+        Slot("host2", torch.float32, "request", PaddingPolicy.ZERO, (2,)),
+    ]
+    buffers = StaticBuffers(max_requests=4, device=device, slots=slots)
+    buffers.patch([0, 1], own=np.ones((2, 3)))
+    stage(buffers, 2, 4, host=[1, 2], host2=[[1.0, 2.0], [3.0, 4.0]])
+    buffers["own"].add_(1)
+    stage(buffers, 2, 4, host=[5, 6])
+    assert buffers["own"].tolist() == [[2, 2, 2], [2, 2, 2], [1, 1, 1], [1, 1, 1]]
+    assert buffers["host"].tolist() == [5, 6, 0, 0] and buffers["host2"][1].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.gpu
+def test_a_slot_fed_from_the_device_survives_later_packed_copies() -> None:
+    slots = [Slot(name, torch.int64, "request", PaddingPolicy.ZERO) for name in ("a", "b", "c")]
+    buffers = StaticBuffers(max_requests=4, device="cuda", slots=slots)
+    stage(buffers, 2, 4, a=[1, 2], b=torch.tensor([3, 4], device="cuda"), c=[5, 6])
+    stage(buffers, 2, 4, a=[7, 8], c=[9, 9])
+    assert [buffers[name].tolist() for name in "abc"] == [[7, 8, 0, 0], [3, 4, 0, 0], [9, 9, 0, 0]]
+    stage(buffers, 1, 4, b=[6])
+    assert buffers["b"].tolist() == [6, 0, 0, 0]
+
+
+@pytest.mark.gpu
+def test_a_mirror_in_flight_is_not_rewritten() -> None:
+    buffers = one_slot(PaddingPolicy.ZERO, "cuda")
+    seen = []
+    for step in range(200):
+        torch.cuda._sleep(20_000)  # the copies queue up behind it
+        stage(buffers, 16, 16, x=[step] * 16)
+        seen.append(buffers["x"].clone())
+    assert [int(x[0]) for x in seen] == list(range(200)) and all(bool((x == x[0]).all()) for x in seen)
+
+
+def test_addresses_never_move() -> None:
+    buffers = one_slot(PaddingPolicy.ZERO)
+    before = buffers["x"].data_ptr()
+    for size in (1, 16, 3):
+        stage(buffers, size, 16, x=list(range(size)))
+        assert buffers["x"].data_ptr() == before
+        assert buffers.views(BatchDescriptor.decode(size))["x"].data_ptr() == before
+
+
+def test_slots_are_aligned_in_one_allocation() -> None:
+    slots = [Slot(f"s{i}", torch.uint8, "request", PaddingPolicy.ZERO, (i + 1,)) for i in range(5)]
+    buffers = StaticBuffers(max_requests=7, slots=slots)
+    assert {buffers[slot.name].untyped_storage().data_ptr() for slot in slots} == {buffers.slab.data_ptr()}
+    assert all(buffers[slot.name].storage_offset() % 256 == 0 for slot in slots)
+
+
+def test_nothing_given_and_nothing_changed_copies_nothing(monkeypatch) -> None:
+    buffers = one_slot(PaddingPolicy.ZERO)
+    stage(buffers, 2, 4, x=[1, 2])
+    monkeypatch.setattr(buffers, "_mirror", None)  # any upload would fail
+    stage(buffers, 2, 4)
+
+
+@pytest.mark.parametrize("given_rows", [[1, 2], [[1], [2], [3]], np.zeros(4, dtype=np.int64)])
+def test_a_wrong_shape_names_the_slot(given_rows) -> None:
+    with pytest.raises(InputError, match="slot x: .* expected"):
+        stage(one_slot(PaddingPolicy.ZERO), 3, 4, x=given_rows)
+
+
+def test_what_would_lose_its_kind_is_refused() -> None:
+    with pytest.raises(InputError, match="float64 would lose its kind"):
+        stage(one_slot(PaddingPolicy.ZERO), 1, 1, x=np.array([1.5]))
+
+
+def test_unknown_and_missing_slots_are_named() -> None:
+    with pytest.raises(InputError, match="slot y: no such slot; known are x"):
+        stage(one_slot(PaddingPolicy.ZERO), 1, 1, y=[1])
+    with pytest.raises(InputError, match="slot x: FOREACH_COPY needs it"):
+        stage(one_slot(PaddingPolicy.FOREACH_COPY), 1, 1)
+    with pytest.raises(InputError, match="only slots with owner='device' are patched"):
+        one_slot(PaddingPolicy.ZERO).patch([0], x=[1])
+
+
+def test_a_slot_needs_a_policy_and_sense() -> None:
+    with pytest.raises(TypeError):
+        Slot("x", torch.int64, "request")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="use FILL_SENTINEL"):
+        Slot("x", torch.int64, "request", PaddingPolicy.ZERO, pad_value=3)
+    with pytest.raises(ConfigError, match="identifier"):
+        Slot("not a name", torch.int64, "request", PaddingPolicy.ZERO)
+    with pytest.raises(ConfigError, match="a name of its own"):
+        StaticBuffers(max_requests=1, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)] * 2)
+    with pytest.raises(ConfigError, match="start at 1"):
+        StaticBuffers(max_requests=0, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)])

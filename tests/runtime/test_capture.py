@@ -1,0 +1,105 @@
+"""The capture session: order, progress, garbage collection, and sizes that fail."""
+
+import gc
+
+import pytest
+import torch
+
+from stepgraph.runtime import (
+    BatchDescriptor,
+    CaptureError,
+    GraphConfig,
+    GraphRunner,
+    Ladder,
+    Mode,
+    PaddingPolicy,
+    Reason,
+    Slot,
+    StaticBuffers,
+)
+
+
+def runner_of(step, sizes=(1, 2, 4, 8), device="cpu", **config) -> GraphRunner:
+    buffers = StaticBuffers(max_requests=8, device=device, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)])
+    return GraphRunner(step, buffers, GraphConfig.preset("FULL", ladder=Ladder.explicit(sizes), **config))
+
+
+def test_largest_first_each_warmed_up(device) -> None:
+    seen = []
+    runner_of(lambda x: seen.append(len(x)) or x + 1, device=device, warmups=2).capture()
+    assert seen == [8, 8, 8, 4, 4, 4, 2, 2, 2, 1, 1, 1]
+
+
+def test_progress_counts_to_the_end() -> None:
+    told = []
+    runner_of(lambda x: x + 1).capture(lambda *report: told.append(report))
+    assert [done for done, _, _ in told] == [0, 1, 2, 3, 4] and {total for _, total, _ in told} == {4}
+
+
+def test_no_garbage_collection_while_recording() -> None:
+    states = []
+    runner_of(lambda x: states.append(gc.isenabled()) or x + 1).capture()
+    assert not any(states) and gc.isenabled()
+
+
+def test_garbage_collection_comes_back_after_a_failure() -> None:
+    with pytest.raises(ZeroDivisionError):
+        runner_of(lambda x: 1 // 0).capture()
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize("lost", [1, 4, 8])
+def test_a_size_out_of_memory_is_dropped_and_the_others_serve(lost: int, device) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == lost:
+            raise torch.OutOfMemoryError("asked for too much")
+        return x + 1
+
+    runner = runner_of(step, device=device)
+    report = runner.capture()
+    assert list(report.dropped) == [lost]
+    assert f"out of memory while capturing size {lost}" in report.dropped[lost] and "KV cache" in report.dropped[lost]
+    routes = {decision.real: decision for decision in runner.coverage()}
+    assert routes[lost].mode is (Mode.EAGER if lost == 8 else Mode.FULL)
+    if lost == 8:
+        assert routes[5].reason is Reason.SIZE_DROPPED
+    assert runner(x=[5, 6]).output.tolist() == [6, 7]
+
+
+def test_nothing_captured_says_why() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("asked for too much")
+
+    with pytest.raises(CaptureError, match="no size .* size 1: out of memory while capturing size 1; use a smaller batch"):
+        runner_of(step).capture()
+
+
+def test_a_step_that_reads_the_host_is_refused_by_line() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + x.sum().item()
+
+    with pytest.raises(CaptureError, match=r"Tensor.item\(\) .* test_capture.py:\d+ in step"):
+        runner_of(step).capture()
+
+
+def test_capturing_twice_needs_a_release() -> None:
+    runner = runner_of(lambda x: x + 1)
+    runner.capture()
+    with pytest.raises(CaptureError, match="release"):
+        runner.capture()
+    runner.release()
+    assert runner(x=[1]).mode is Mode.EAGER
+    runner.capture()
+    assert runner(x=[1]).mode is Mode.FULL
+
+
+def test_a_size_whose_output_changes_shape_is_dropped() -> None:
+    report = runner_of(lambda x: torch.zeros(len(x), 2 if len(x) > 4 else 3)).capture()
+    assert list(report.graphs) == [BatchDescriptor.decode(8)]
+    assert "rows must keep their shape" in report.dropped[4]
+
+
+def test_keys_are_the_ladders_sizes() -> None:
+    report = runner_of(lambda x: x + 1).capture()
+    assert list(report.graphs) == [BatchDescriptor.decode(size) for size in (8, 4, 2, 1)]
+    assert all(graph.seconds > 0 for graph in report.graphs.values())

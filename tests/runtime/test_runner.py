@@ -1,0 +1,189 @@
+"""The runner: what holds everywhere, on a step that is no language model."""
+
+import random
+import time
+
+import pytest
+import torch
+
+from stepgraph.runtime import (
+    ConfigError,
+    GraphConfig,
+    GraphRunner,
+    InputError,
+    Ladder,
+    Mode,
+    PaddingPolicy,
+    Reason,
+    ReplayError,
+    Slot,
+    StaticBuffers,
+)
+
+SLOTS = [
+    Slot("ids", torch.int64, "request", PaddingPolicy.ZERO),
+    Slot("lens", torch.int32, "request", PaddingPolicy.FILL_SENTINEL, pad_value=0),
+    Slot("state", torch.float32, "request", PaddingPolicy.ZERO, (4,), owner="device"),
+]
+
+
+class Table(torch.nn.Module):
+    """A step with a weight, state that it advances, and rows that see only themselves."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.table = torch.nn.Parameter(torch.randn(100, 4, generator=generator).to(device))
+
+    def forward(self, ids: torch.Tensor, lens: torch.Tensor, state: torch.Tensor) -> dict[str, torch.Tensor]:
+        alive = (lens > 0).unsqueeze(1)
+        state.mul_(0.5).add_(self.table[ids] * alive)
+        return {"score": state.sum(dim=1), "choice": state.argmax(dim=1)}
+
+
+def make(device="cpu", max_requests=16, ladder: Ladder | None = None, mode="FULL", **config) -> GraphRunner:
+    buffers = StaticBuffers(max_requests=max_requests, device=device, slots=SLOTS)
+    ladder = ladder or Ladder.vllm(max_requests)
+    runner = GraphRunner(Table(device), buffers, GraphConfig.preset(mode, ladder=ladder, **config))
+    with torch.no_grad():
+        runner.capture()
+    return runner
+
+
+def test_thirteen_rows_take_the_rung_of_sixteen(device) -> None:
+    out = make(device)(ids=range(13), lens=[1] * 13)
+    assert (out.mode, out.real, out.padded, out.reason) == (Mode.FULL, 13, 16, Reason.PADDED)
+    assert out.score.shape == (13,) and out.choice.shape == (13,)
+
+
+def test_replay_equals_eager_bit_for_bit_through_joins_and_leaves(device) -> None:
+    """Rule 9, and no stale row: batches of every size in random order, state carried by the device."""
+    rng = random.Random(1)
+    graphs, eager = make(device), make(device, mode="NONE")
+    for _ in range(300):
+        size = rng.randint(1, 16)
+        ids, lens = [rng.randrange(100) for _ in range(size)], [1] * size
+        with torch.no_grad():
+            replayed, expected = graphs(ids=ids, lens=lens), eager(ids=ids, lens=lens)
+        assert torch.equal(replayed.score, expected.score) and torch.equal(replayed.choice, expected.choice)
+        assert torch.equal(graphs.buffers["state"][:size], eager.buffers["state"][:size])
+        assert graphs.buffers["state"][size:].eq(0).all()
+    assert graphs.stats.by_mode() == {"FULL": 300} and graphs.stats.steps == 300
+
+
+def test_rebinding_a_name_changes_nothing(device) -> None:
+    """Rule 1."""
+    runner = make(device)
+    held = runner._step.table.data
+    before = runner(ids=[7], lens=[1]).score.clone()
+    runner._step.table = torch.nn.Parameter(torch.zeros_like(held))
+    runner.buffers.reset()
+    assert torch.equal(runner(ids=[7], lens=[1]).score, before)
+
+
+def test_an_output_is_borrowed_until_the_next_step(device) -> None:
+    """Rule 2."""
+    runner = make(device, debug=True)
+    first = runner(ids=[7, 8], lens=[1, 1])
+    kept, value = first.clone(), first.score.tolist()
+    runner(ids=[1] * 5, lens=[1] * 5)  # another size of the same pool
+    with pytest.raises(ReplayError, match="step 1 made it and step 2 has run since; clone"):
+        _ = first.score
+    assert kept.score.tolist() == value
+
+
+def test_outputs_of_all_sizes_share_one_buffer(device) -> None:
+    runner = make(device)
+    addresses = {runner(ids=[1] * size, lens=[1] * size).score.data_ptr() for size in (1, 3, 9, 16)}
+    assert len(addresses) == 1
+
+
+def test_a_poisoned_tail_changes_no_real_row(device) -> None:
+    """Rule 3: whatever the padded rows hold, the real ones come out the same."""
+    runner = make(device)
+    clean = runner(ids=range(5), lens=[1] * 5).score.clone()
+    runner.buffers.reset()
+    graph = runner._graphs[runner._dispatcher.dispatch(runner._batches[5]).key]
+    runner.buffers["ids"][:5] = torch.arange(5)
+    runner.buffers["lens"][:5] = 1
+    runner.buffers["ids"][5:8] = 99
+    runner.buffers["lens"][5:8] = 1
+    runner.buffers["state"][5:8] = float("nan")
+    graph.recording.replay()
+    assert torch.equal(graph.outputs["score"][:5], clean)
+
+
+def test_every_batch_has_a_known_route_before_the_first_request() -> None:
+    """Rule 6."""
+    runner = make(max_requests=20, ladder=Ladder.explicit([1, 2, 4, 8, 16]))
+    routes = runner.coverage()
+    assert [route.real for route in routes] == list(range(1, 21))
+    assert [route.reason for route in routes[16:]] == [Reason.ABOVE_LADDER] * 4
+
+
+def test_no_fallback_without_a_reason() -> None:
+    """Rule 7."""
+    runner = make(max_requests=20, ladder=Ladder.explicit([1, 2, 4, 8, 16]))
+    out = runner(ids=range(17), lens=[1] * 17)
+    assert (out.mode, out.padded, out.reason) == (Mode.EAGER, 17, Reason.ABOVE_LADDER)
+    assert "largest captured size is 16" in out.decision.detail
+    assert runner.stats.by_reason() == {"above_ladder": 1}
+
+
+def test_disabled_graphs_run_the_same_step(device) -> None:
+    out = make(device, mode="NONE")(ids=[3], lens=[1])
+    assert (out.mode, out.padded, out.reason) == (Mode.EAGER, 1, Reason.DISABLED)
+
+
+def test_a_batch_size_without_inputs(device) -> None:
+    runner = make(device)
+    runner(ids=range(5), lens=[1] * 5)
+    assert runner(num_requests=5).real == 5
+    with pytest.raises(InputError, match="pass num_requests"):
+        runner()
+    with pytest.raises(InputError, match="the buffers hold 1 to 16"):
+        runner(num_requests=17)
+    with pytest.raises(InputError, match="the buffers hold 1 to 16"):
+        runner(ids=[], lens=[])
+
+
+def test_a_ladder_larger_than_the_buffers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="size 32 does not fit buffers of 16"):
+        make(ladder=Ladder.vllm(32))
+
+
+def test_an_output_that_the_step_did_not_return_is_named() -> None:
+    with pytest.raises(AttributeError, match="returned score, choice; there is no 'tokens'"):
+        _ = make()(ids=[1], lens=[1]).tokens
+
+
+def test_random_steps_advance(device) -> None:
+    """Rule 8, for steps that use torch's generator."""
+    buffers = StaticBuffers(max_requests=4, device=device, slots=SLOTS[:1])
+    config = GraphConfig.preset("FULL", ladder=Ladder.vllm(4))
+    runner = GraphRunner(lambda ids: ids + torch.rand(len(ids), device=ids.device), buffers, config)
+    runner.capture()
+    draws = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        draws.append([runner(ids=[0] * 4).output.tolist() for _ in range(3)])
+    assert draws[0] == draws[1] and draws[0][0] != draws[0][1]
+
+
+@pytest.mark.gpu
+def test_the_call_is_cheap_on_the_host() -> None:
+    """At most 60 µs for the whole call and 12 for the launch; medians, 13 rows."""
+    runner = make("cuda")
+    recording = next(iter(runner._graphs.values())).recording
+    ids, lens = list(range(13)), [1] * 13
+    calls, launches = [], []
+    for _ in range(300):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        runner(ids=ids, lens=lens)
+        calls.append(time.perf_counter() - started)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        recording.replay()
+        launches.append(time.perf_counter() - started)
+    assert sorted(calls)[150] < 60e-6 and sorted(launches)[150] < 12e-6
