@@ -59,6 +59,12 @@ def cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
+def short_commit(commit: str) -> str:
+    """Twelve digits, and whether the tree held more than the commit."""
+    digits, dash, rest = commit.partition("-")
+    return digits[:12] + dash + rest
+
+
 def render(result: Mapping[str, Any]) -> str:
     """One result as a Markdown table with its definition above and its origin below."""
     numeric = [all(isinstance(row[i], int | float) for row in result["rows"]) for i in range(len(result["columns"]))]
@@ -71,7 +77,7 @@ def render(result: Mapping[str, Any]) -> str:
         "",
         f"*{result['machine']}; "
         + ", ".join(f"{package} {version}" for package, version in result["versions"].items())
-        + f"; commit {str(result['commit'])[:12]}.*",
+        + f"; commit {short_commit(result['commit'])}.*",
     ]
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,7 @@ RESULT = {
     "unit": "µs",
     "machine": "one GPU",
     "versions": {"torch": "2.13.0"},
-    "commit": "0123456789abcdef",
+    "commit": "0123456789abcdef-dirty",
     "columns": ["nodes", "replay"],
     "rows": [["one", 1.2345], ["many", 12345.6]],
     "samples": [[1.2345], [12345.6]],
@@ -41,7 +41,7 @@ def test_a_table_is_replaced_and_nothing_else(tables: ModuleType) -> None:
     filled = tables.fill(text, {"launch": RESULT})
     assert filled.startswith("before\n<!-- table:launch -->\nHost time of one replay. Unit: µs.\n")
     assert "| one | 1.23 |" in filled and "| many | 12,346 |" in filled and "9.99" not in filled
-    assert "torch 2.13.0; commit 0123456789ab" in filled and filled.endswith("<!-- /table -->\nafter\n")
+    assert "torch 2.13.0; commit 0123456789ab-dirty.*" in filled and filled.endswith("<!-- /table -->\nafter\n")
     assert tables.fill(filled, {"launch": RESULT}) == filled
 
 
