@@ -20,7 +20,9 @@ from stepgraph.runtime import (
 
 
 def runner_of(step, sizes=(1, 2, 4, 8), device="cpu", **config) -> GraphRunner:
-    buffers = StaticBuffers(max_requests=8, device=device, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)])
+    buffers = StaticBuffers(
+        max_requests=8, device=device, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)]
+    )
     return GraphRunner(step, buffers, GraphConfig.preset("FULL", ladder=Ladder.explicit(sizes), **config))
 
 
@@ -70,7 +72,9 @@ def test_nothing_captured_says_why() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("asked for too much")
 
-    with pytest.raises(CaptureError, match="no size .* size 1: out of memory while capturing size 1; use a smaller batch"):
+    with pytest.raises(
+        CaptureError, match="no size .* size 1: out of memory while capturing size 1; use a smaller batch"
+    ):
         runner_of(step).capture()
 
 

@@ -201,13 +201,16 @@ def test_what_a_capture_refuses_names_its_line(platform: Platform, refused) -> N
 
 def test_a_refused_capture_leaves_the_platform_usable(platform: Platform) -> None:
     x, pool = torch.ones(3, device=platform.device), platform.new_pool()
+    earlier, kept = platform.record(lambda: x + 5, pool)
     for _ in range(3):
         with pytest.raises(CaptureError):
             platform.record(lambda: (x * 2).sum().item(), pool)
+        pool = platform.new_pool()
         replay, out = platform.record(lambda: x + 1, pool)
         x.add_(1)
         replay.replay()
-        assert torch.equal(out, x + 1)
+        earlier.replay()
+        assert torch.equal(out, x + 1) and torch.equal(kept, x + 5)
 
 
 def test_a_steps_own_error_passes_through(platform: Platform) -> None:

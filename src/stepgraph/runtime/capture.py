@@ -63,10 +63,9 @@ def capture_ladder(
             key = BatchDescriptor.decode(size)
             try:
                 graphs[key] = _capture_one(platform, key, step, pool, warmups)
-            except torch.OutOfMemoryError:
-                dropped[size] = f"out of memory while capturing size {size}; {_what_to_lower(size, sizes)}"
-            except CaptureError as error:
-                dropped[size] = str(error)
+            except (torch.OutOfMemoryError, CaptureError) as error:
+                dropped[size] = _why(error, size, sizes)
+                pool = platform.new_pool()  # a failed capture spends its pool
     if progress is not None:
         progress(len(sizes), len(sizes), "captured")
     if not graphs:
@@ -85,10 +84,13 @@ def _capture_one(
     return CapturedGraph(key, recording, outputs, time.perf_counter() - started)
 
 
-def _what_to_lower(size: int, sizes: list[int]) -> str:
+def _why(error: Exception, size: int, sizes: list[int]) -> str:
+    """Why a size was dropped, and for memory what to lower."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return str(error)
     smaller = [s for s in sizes if s < size]
     ladder = f"end the ladder at {smaller[0]}" if smaller else "use a smaller batch"
-    return f"{ladder}, or give the KV cache less memory (fewer blocks)"
+    return f"out of memory while capturing size {size}; {ladder}, or give the KV cache less memory (fewer blocks)"
 
 
 @contextmanager

@@ -55,18 +55,6 @@ class ReferenceAttention:
         torch.ops.stepgraph.reference_prefill(q, kv, block_tables, seq_lens, query_start, out, self._scale)
 
 
-torch.library.define(
-    "stepgraph::reference_decode",
-    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor(a!) out, float scale) -> ()",
-)
-torch.library.define(
-    "stepgraph::reference_prefill",
-    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor query_start, Tensor(a!) out, float scale)"
-    " -> ()",
-)
-
-
-@torch.library.impl("stepgraph::reference_decode", "default")
 def _decode(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -81,7 +69,8 @@ def _decode(
     plan = _plans.get(kv, block_tables, seq_lens, merge=True)
     for chunk in plan.chunks:
         batch, compute = chunk.num_rows * kv_heads, chunk.bias.dtype
-        keys, values = units.index_select(0, chunk.index).view(2, batch, chunk.max_len, head_dim).to(compute)
+        held = units.index_select(0, chunk.index).view(2, batch, chunk.max_len, head_dim)
+        keys, values = held.to(compute).unbind()
         queries = q[chunk.rows].reshape(batch, num_heads // kv_heads, head_dim).to(compute)
         weights = torch.baddbmm(chunk.bias, queries, keys.mT, alpha=scale).softmax(-1)
         out[chunk.rows] = torch.bmm(weights, values).view(chunk.num_rows, num_heads, head_dim).to(out.dtype)
@@ -89,7 +78,6 @@ def _decode(
         out[plan.empty] = 0
 
 
-@torch.library.impl("stepgraph::reference_prefill", "default")
 def _prefill(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -99,29 +87,26 @@ def _prefill(
     out: torch.Tensor,
     scale: float,
 ) -> None:
-    _, num_heads, head_dim = q.shape
-    kv_heads = kv.shape[3]
+    head_dim, kv_heads = q.shape[2], kv.shape[3]
     units = unit_view(kv)
     starts = query_start.tolist()
-    chunks = _plans.get(kv, block_tables, seq_lens, merge=False).chunks  # one request each
-    for chunk in chunks:
+    for chunk in _plans.get(kv, block_tables, seq_lens, merge=False).chunks:  # one request each
         assert isinstance(chunk.rows, slice)
         first, last = starts[chunk.rows.start], starts[chunk.rows.stop]
         if first == last:
             continue
-        # KV heads are the batch, the query heads that share one its heads: K and V expand without a copy.
-        keys, values = units.index_select(0, chunk.index).view(2, kv_heads, 1, chunk.max_len, head_dim)
-        queries = q[first:last].view(last - first, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-        expanded = (kv_heads, num_heads // kv_heads, chunk.max_len, head_dim)
+        keys, values = units.index_select(0, chunk.index).view(2, 1, kv_heads, chunk.max_len, head_dim).unbind()
+        mask = _visible(last - first, chunk.max_len, q.device)
         result = F.scaled_dot_product_attention(
-            queries,
-            keys.expand(expanded),
-            values.expand(expanded),
-            attn_mask=_visible(last - first, chunk.max_len, q.device),
-            is_causal=last - first == chunk.max_len,
+            q[first:last].transpose(0, 1)[None],
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=scale,
+            enable_gqa=True,
         )
-        out[first:last] = result.permute(2, 0, 1, 3).reshape(last - first, num_heads, head_dim)
+        out[first:last] = result[0].transpose(0, 1)
 
 
 def _visible(num_queries: int, length: int, device: torch.device) -> torch.Tensor | None:
@@ -131,26 +116,20 @@ def _visible(num_queries: int, length: int, device: torch.device) -> torch.Tenso
     return torch.ones(num_queries, length, dtype=torch.bool, device=device).tril_(length - num_queries)
 
 
-@torch.library.register_fake("stepgraph::reference_decode")
-def _decode_fake(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-) -> None:
-    """Writes `out`, returns nothing."""
+def _returns_nothing(*_: object) -> None:
+    """The fake form of both: they write `out` and return nothing."""
 
 
-@torch.library.register_fake("stepgraph::reference_prefill")
-def _prefill_fake(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    query_start: torch.Tensor,
-    out: torch.Tensor,
-    scale: float,
-) -> None:
-    """Writes `out`, returns nothing."""
+torch.library.define(
+    "stepgraph::reference_decode",
+    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor(a!) out, float scale) -> ()",
+)
+torch.library.impl("stepgraph::reference_decode", "default", _decode)
+torch.library.register_fake("stepgraph::reference_decode", _returns_nothing)
+torch.library.define(
+    "stepgraph::reference_prefill",
+    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor query_start, Tensor(a!) out, float scale)"
+    " -> ()",
+)
+torch.library.impl("stepgraph::reference_prefill", "default", _prefill)
+torch.library.register_fake("stepgraph::reference_prefill", _returns_nothing)

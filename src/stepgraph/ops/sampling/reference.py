@@ -66,27 +66,38 @@ def _argmax(x: torch.Tensor) -> torch.Tensor:
 
 def _kept(x: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     """Token ids, ascending, that top-k and then top-p leave of one row of scaled logits."""
-    vocab = x.shape[0]
-    if 0 < top_k < vocab:
-        tokens = (x >= x.topk(top_k).values[-1]).nonzero()[:, 0]
+    if not 0 < top_k < len(x):
+        return _nucleus(x, top_p)
+    tokens = _largest(x, top_k)
+    return tokens[_nucleus(x[tokens], top_p)] if top_p < 1 else tokens
+
+
+def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Indices of the k largest values and their equals."""
+    tiles = x.unflatten(0, (-1, gcd(len(x), 128))).amax(-1)
+    if k < len(tiles):  # k tiles hold a value that reaches this one, so no smaller value counts
+        near = (x >= tiles.topk(k).values[-1]).nonzero()[:, 0]
     else:
-        tokens = torch.arange(vocab, device=x.device)
-    if not top_p < 1:
-        return tokens
-    values = x[tokens] if len(tokens) < vocab else x
-    weights = (values - values.amax()).exp_()
-    wanted = top_p * weights.sum(dtype=torch.float64)
-    # Tokens lighter than half an even share of 1 - top_p weigh less than that together: they need no sorting.
-    heavy = values[weights >= (1 - max(top_p, 0.0)) / 2 / len(tokens) * weights.sum()]
-    ordered = heavy.sort(descending=True).values
-    mass = (ordered - ordered[:1]).exp_().cumsum(0, dtype=torch.float64)
-    last = min(int((mass < wanted).sum()), len(ordered) - 1)
-    return tokens[values >= ordered[last]] if len(ordered) else tokens[:1]
+        near = torch.arange(len(x), device=x.device)
+    values = x[near]
+    return near[values >= values.topk(k).values[-1]]
 
 
-def _draw(
-    scaled: torch.Tensor, kept: list[torch.Tensor], seed: torch.Tensor, position: torch.Tensor
-) -> torch.Tensor:
+def _nucleus(x: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Indices of the fewest largest values whose share of the softmax reaches top_p, and their equals."""
+    weights = (x - x.amax()).exp_()
+    total = weights.sum()
+    # What weighs less than half an even share of 1 - top_p weighs less than that together: it needs no sorting.
+    heavy = (weights >= total * ((1 - max(top_p, 0.0)) / 2 / len(x))).nonzero()[:, 0]
+    if not len(heavy):  # no finite logit at all
+        return torch.zeros(1, dtype=torch.int64, device=x.device)
+    mass, order = weights[heavy].sort(descending=True)
+    last = int((mass.cumsum(0, dtype=torch.float64) < top_p * total).sum())
+    values = x[heavy]
+    return heavy[values >= values[order[min(last, len(order) - 1)]]]
+
+
+def _draw(scaled: torch.Tensor, kept: list[torch.Tensor], seed: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Gumbel-max over the kept tokens of each row, the noise of all rows in one go."""
     counts = torch.tensor([len(tokens) for tokens in kept], device=scaled.device)
     tokens = torch.cat(kept)

@@ -29,8 +29,21 @@ def sample(
 
     A NaN logit counts as -inf, a row without any other gives token 0. Every row gives a token of the vocabulary.
     Safe to capture: nothing is read on the host of a GPU, and no torch generator is used.
+    Raises ConfigError on CUDA where triton is not installed.
     """
     torch.ops.stepgraph.sample(logits, temperature, top_k, top_p, seed, position, out)
+
+
+def _sample_cuda(*tensors: torch.Tensor) -> None:
+    try:
+        from stepgraph.ops.sampling.triton_sample import sample_triton  # a CPU machine may lack triton
+    except ImportError as error:
+        raise ConfigError(f"sampling on cuda: the triton package does not load ({error}); install triton") from error
+    sample_triton(*tensors)
+
+
+def _returns_nothing(*_: object) -> None:
+    """The fake form: it writes `out` and returns nothing."""
 
 
 torch.library.define(
@@ -39,33 +52,5 @@ torch.library.define(
     " -> ()",
 )
 torch.library.impl("stepgraph::sample", "cpu", sample_reference)
-
-
-@torch.library.impl("stepgraph::sample", "cuda")
-def _sample_cuda(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    try:
-        from stepgraph.ops.sampling.triton_sample import sample_triton  # a CPU machine may lack triton
-    except ImportError as error:
-        raise ConfigError(f"sampling on cuda needs the triton package: {error}; install triton") from error
-    sample_triton(logits, temperature, top_k, top_p, seed, position, out)
-
-
-@torch.library.register_fake("stepgraph::sample")
-def _sample_fake(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    seed: torch.Tensor,
-    position: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    """Writes `out`, returns nothing."""
+torch.library.impl("stepgraph::sample", "cuda", _sample_cuda)
+torch.library.register_fake("stepgraph::sample", _returns_nothing)

@@ -54,7 +54,9 @@ class Platform(Protocol):
 
         Raises:
             CaptureError: the step did what a recording cannot hold.
-            torch.OutOfMemoryError: no room; nothing of the attempt is kept.
+            torch.OutOfMemoryError: no room.
+
+        After either the pool takes no further recordings; those that it holds still replay.
         """
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> HostMirror:

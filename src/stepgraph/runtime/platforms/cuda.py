@@ -1,4 +1,4 @@
-"""CUDA graphs through torch, launched straight from the driver where that is possible."""
+"""CUDA graphs through torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from stepgraph.runtime.errors import CaptureError, ConfigError, StepgraphError
+from stepgraph.runtime.errors import CaptureError, ConfigError, ReplayError, StepgraphError
 from stepgraph.runtime.platforms.source_line import raising_line
-
-try:
-    from cuda.bindings import driver
-except ImportError:  # torch's own replay is used instead
-    driver = None
 
 T = TypeVar("T")
 
@@ -29,32 +24,20 @@ def why_unavailable() -> str | None:
 
 
 class CudaRecording:
-    """One instantiated graph.
-
-    torch's `replay` refills its generators' seed and offset, two launches each time. A step that never drew from
-    them is launched without.
-    """
+    """One instantiated graph."""
 
     num_nodes: int | None = None
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device, draws: bool) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
-        self._device = device
-        self._executable = None if draws or driver is None else driver.CUgraphExec(graph.raw_cuda_graph_exec())
 
     def replay(self) -> None:
         if self._graph is None:
-            raise StepgraphError("this graph was released; capture again before replaying it")
-        if self._executable is None:
-            self._graph.replay()
-            return
-        (status,) = driver.cuGraphLaunch(self._executable, torch.cuda.current_stream(self._device).cuda_stream)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise StepgraphError(f"graph launch failed with {status.name}; an earlier kernel may have faulted")
+            raise ReplayError("this graph was released; capture again before replaying it")
+        self._graph.replay()
 
     def release(self) -> None:
         if self._graph is not None:
-            self._executable = None
             self._graph.reset()
             self._graph = None
 
@@ -69,13 +52,19 @@ class PinnedRing:
         self._bytes = [mirror.numpy() for mirror in self._pinned]
         self._copied = [torch.cuda.Event() for _ in self._pinned]
         self._turn = 0
+        self._spans: dict[
+            tuple[int, int], tuple[torch.Tensor, list[torch.Tensor]]
+        ] = {}  # slicing costs more than a look-up
 
     def upload(self, ranges: Sequence[tuple[int, int]]) -> None:
         turn = self._turn = 1 - self._turn
         self._copied[turn].synchronize()
         for start, stop in ranges:
             self._bytes[turn][start:stop] = self._host[start:stop]
-            self._slab[start:stop].copy_(self._pinned[turn][start:stop], non_blocking=True)
+            if (start, stop) not in self._spans:
+                self._spans[start, stop] = (self._slab[start:stop], [p[start:stop] for p in self._pinned])
+            target, sources = self._spans[start, stop]
+            target.copy_(sources[turn], non_blocking=True)
         self._copied[turn].record()
 
 
@@ -95,20 +84,16 @@ class CudaPlatform:
         index = torch.device(device).index
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self._stream = torch.cuda.Stream(self.device)
-        self._draws = False  # whether any warmed-up step used torch's default generator
 
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
     def warm_up(self, step: Callable[[], T]) -> T:
-        generator = torch.cuda.default_generators[self.device.index]
-        offset = generator.get_offset()
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             result = step()
         current.wait_stream(self._stream)
-        self._draws |= generator.get_offset() != offset
         return result
 
     def record(self, step: Callable[[], T], pool: Any) -> tuple[CudaRecording, T]:
@@ -128,7 +113,7 @@ class CudaPlatform:
                 self._abandon(graph, pool)
                 raise _as_capture_error(error) from error
         current.wait_stream(self._stream)
-        return CudaRecording(graph, self.device, self._draws), result
+        return CudaRecording(graph), result
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> PinnedRing:
         return PinnedRing(host, slab)
