@@ -1,0 +1,156 @@
+"""LLM: tokens equal transformers', text streams and stops, requests can be cancelled, bad ones are refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine.hf import greedy, write_checkpoint
+
+from stepgraph.engine import LLM, SamplingParams
+from stepgraph.engine.errors import RequestError
+from stepgraph.runtime import CaptureError, ConfigError, Ladder
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Path) -> LLM:
+    return LLM(checkpoint, device="cpu", max_num_seqs=4)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("graphs", ["full", "disabled"])
+def test_greedy_tokens_equal_transformers(tmp_path: Path, tied: bool, graphs: str) -> None:
+    folder = write_checkpoint(tmp_path, tie_word_embeddings=tied)
+    llm = LLM(folder, device="cpu", graphs=graphs, max_num_seqs=3)
+    prompts = [[1, 2, 3], list(range(40)), [7]]
+    got = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
+    assert got == [greedy(folder, prompt, 12) for prompt in prompts]
+
+
+def test_the_models_end_token_ends_the_text(llm: LLM) -> None:
+    free = llm.generate("Hello", GREEDY)[0].outputs[0].token_ids
+    end = next(token for token in free[1:] if token != free[0])
+    stopped = llm.generate("Hello", SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(end,)))[0].outputs[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == free[: free.index(end) + 1]  # the end token is a token, but no text
+    assert stopped.text == llm.tokenizer.decode(stopped.token_ids[:-1])
+
+
+def test_max_tokens_and_the_models_length_end_it(llm: LLM) -> None:
+    assert llm.generate("Hi", GREEDY)[0].outputs[0].finish_reason == "length"
+    long = SamplingParams(temperature=0, max_tokens=10_000, ignore_eos=True)
+    output = llm.generate([list(range(100))], long)[0]
+    assert len(output.outputs[0].token_ids) == 28 and output.outputs[0].finish_reason == "length"
+
+
+def test_a_stop_string_is_not_part_of_the_text(llm: LLM) -> None:
+    whole = llm.generate("Hello", GREEDY)[0].outputs[0].text
+    at = max(1, len(whole) // 2)
+    stop = whole[at : at + 2]
+    pieces: list[str] = []
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=stop)
+    output = llm.generate("Hello", params, stream=lambda delta: pieces.append(delta.text))[0].outputs[0]
+    assert output.text == whole[: whole.index(stop)] and output.finish_reason == "stop"
+    assert "".join(pieces) == output.text
+
+
+def test_the_stream_adds_up_and_says_why_it_ended(llm: LLM) -> None:
+    texts, reasons = ["", "", ""], [None, None, None]
+    for delta in llm.stream(["a", "bc", "def"], GREEDY):
+        texts[delta.index] += delta.text
+        reasons[delta.index] = delta.finish_reason or reasons[delta.index]
+    assert texts == [output.outputs[0].text for output in llm.generate(["a", "bc", "def"], GREEDY)]
+    assert reasons == ["length"] * 3
+
+
+def test_leaving_the_stream_cancels_and_frees(llm: LLM) -> None:
+    for _ in llm.stream(["a", "b", "c", "d", "e", "f"], SamplingParams(max_tokens=100, ignore_eos=True)):
+        break
+    pool = llm.core.scheduler.pool
+    assert not llm.core.scheduler.has_work and pool.num_free == pool.capacity
+
+
+def test_abort_ends_one_request_and_no_other(llm: LLM) -> None:
+    def stop_the_first(delta) -> None:
+        if delta.index == 0:
+            llm.abort(delta.request_id)
+
+    first, second = llm.generate(["ab", "cd"], GREEDY, stream=stop_the_first)
+    assert first.outputs[0].finish_reason == "abort" and len(first.outputs[0].token_ids) < 12
+    assert second.outputs[0].token_ids == llm.generate("cd", GREEDY)[0].outputs[0].token_ids
+    llm.abort(10**9)  # unknown: nothing to do
+
+
+def test_chat_goes_through_the_template(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    one = llm.chat(conversation, GREEDY)
+    assert one[0].prompt_token_ids == llm.tokenizer.encode("<user>hi<a>")
+    assert [o.outputs[0].text for o in llm.chat([conversation, conversation], GREEDY)] == [one[0].outputs[0].text] * 2
+
+
+def test_sampling_parameters_one_each(llm: LLM) -> None:
+    outputs = llm.generate(["a", "b"], [GREEDY, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12, 2]
+    with pytest.raises(RequestError, match="1 sampling parameters for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY])
+
+
+def test_no_prompts_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "prompt 1 is empty"),
+        ([0] * 128, "has 128 tokens; the model allows 128"),
+        ([5, 260], "token 260 is outside the vocabulary of 260"),
+        ([-1], "token -1 is outside"),
+    ],
+)
+def test_a_bad_prompt_is_refused_before_any_is_queued(llm: LLM, prompt, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        llm.generate(["fine", prompt], GREEDY)
+    assert not llm.core.scheduler.has_work
+
+
+def test_a_request_that_can_never_fit_the_cache_is_refused(checkpoint: Path) -> None:
+    llm = LLM(checkpoint, device="cpu", max_num_seqs=2, kv_blocks=4)
+    with pytest.raises(RequestError, match="may need 5 KV blocks and the cache has 3"):
+        llm.generate([[1] * 60], SamplingParams(max_tokens=20))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_num_seqs": 0}, "at least one request"),
+        ({"max_num_seqs": 5, "ladder": Ladder.explicit([1, 4])}, "no room for a batch of 5"),
+        ({"graphs": "sometimes"}, "'sometimes' is not one of full, disabled"),
+        ({"max_model_len": 129}, "this model allows 2 to 128"),
+        ({"attention": "magic"}, "unknown backend 'magic'"),
+        ({"kv_blocks": 1}, "at least 2 are needed"),
+    ],
+)
+def test_settings_that_cannot_work_say_what_to_change(checkpoint: Path, options, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        LLM(checkpoint, **{"device": "cpu", "max_num_seqs": 2, **options})
+
+
+def test_rungs_above_the_batch_are_left_out(checkpoint: Path) -> None:
+    llm = LLM(checkpoint, device="cpu", max_num_seqs=13)
+    assert sorted(key.num_reqs for key in llm.capture_report.graphs) == [1, 2, 4, 8, 16]
+
+
+def test_out_of_memory_at_every_size_names_size_and_remedy(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("stepgraph.runtime.platforms.tape.TapePlatform.record", no_memory)
+    with pytest.raises(CaptureError, match=r"out of memory while capturing size 1; .* KV cache less memory"):
+        LLM(checkpoint, device="cpu", max_num_seqs=4)

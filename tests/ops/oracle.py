@@ -1,0 +1,103 @@
+"""Paged attention spelled out in float64, and caches in which everything that must not be read is NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+BLOCK_SIZE = 16
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer's cache, the lengths in it, and queries: `query_lens[r]` last tokens of each request."""
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start: torch.Tensor
+
+    @property
+    def scale(self) -> float:
+        return float(self.q.shape[2] ** -0.5)
+
+    def to(self, device: torch.device | str) -> Case:
+        """The same on a device; the cache keeps its strides."""
+        moved = torch.empty_strided(self.kv.shape, self.kv.stride(), dtype=self.kv.dtype, device=device)
+        moved.copy_(self.kv)
+        small = (t.to(device) for t in (self.block_tables, self.seq_lens, self.query_start))
+        return Case(self.q.to(device), moved, *small)
+
+
+def make_case(
+    seq_lens: Sequence[int],
+    query_lens: Sequence[int] | None = None,
+    *,
+    heads: tuple[int, int, int] = (6, 2, 32),
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    tail_tokens: int = 0,
+) -> Case:
+    """Scatter rows over shuffled blocks. `query_lens` None: decode, one query per row. `heads`: query, KV, size."""
+    num_heads, kv_heads, head_dim = heads
+    rng, noise = random.Random(seed), torch.Generator().manual_seed(seed)
+    needed = [-(-length // BLOCK_SIZE) for length in seq_lens]
+    num_blocks = 2 + sum(needed)  # the null block, and one that nobody owns
+    cache = torch.full((num_blocks, 3, 2, BLOCK_SIZE, kv_heads, head_dim), float("nan"), dtype=dtype)
+    tables = torch.zeros(len(seq_lens), max(needed, default=0) + 2, dtype=torch.int32)
+    free = rng.sample(range(1, num_blocks), num_blocks - 1)
+    for row, length in enumerate(seq_lens):
+        for index in range(needed[row]):
+            block = tables[row, index] = free.pop()
+            held = min(BLOCK_SIZE, length - index * BLOCK_SIZE)
+            tokens = torch.randn(3, 2, held, kv_heads, head_dim, generator=noise)
+            cache[block, :, :, :held] = tokens.to(dtype)
+    starts = list(accumulate(query_lens if query_lens is not None else [1] * len(seq_lens), initial=0))
+    return Case(
+        q=torch.randn(starts[-1] + tail_tokens, num_heads, head_dim, generator=noise).to(dtype),
+        kv=cache[:, 1],
+        block_tables=tables,
+        seq_lens=torch.tensor(list(seq_lens), dtype=torch.int32),
+        query_start=torch.tensor(starts, dtype=torch.int32),
+    )
+
+
+def expected(case: Case) -> torch.Tensor:
+    """float64 on the CPU, like `case.q`; 0 for rows without tokens and past the last query."""
+    case = case.to("cpu")
+    out = torch.zeros(case.q.shape, dtype=torch.float64)
+    group = case.q.shape[1] // case.kv.shape[3]
+    starts = case.query_start.tolist()
+    for row, length in enumerate(case.seq_lens.tolist()):
+        queries = case.q[starts[row] : starts[row + 1]].double()
+        if length == 0 or not len(queries):
+            continue
+        blocks = case.kv[case.block_tables[row].long()].double()
+        keys, values = (blocks[:, i].flatten(0, 1)[:length].repeat_interleave(group, 1) for i in (0, 1))
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * case.scale
+        visible = torch.ones(len(queries), length, dtype=torch.bool).tril(length - len(queries))
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        out[starts[row] : starts[row + 1]] = torch.einsum("hqk,khd->qhd", weights, values)
+    return out
+
+
+def check(out: torch.Tensor, case: Case) -> None:
+    """`out` is what `expected` says, within the dtype's tolerance, and exactly 0 on rows without tokens."""
+    want = expected(case)
+    limit = TOLERANCE[out.dtype]
+    torch.testing.assert_close(out.cpu().double(), want, rtol=limit, atol=limit)
+    for row in (case.seq_lens == 0).nonzero()[:, 0].tolist():
+        assert not out[case.query_start[row] : case.query_start[row + 1]].any()
+
+
+def decode_lengths(rng: random.Random) -> list[int]:
+    """Lengths at the edges of blocks and tiles, a long one and empty rows, in any order."""
+    lengths = [0, 1, 15, 16, 17, 63, 64, 65, 300, 0]
+    rng.shuffle(lengths)
+    return lengths
