@@ -253,9 +253,7 @@ def test_captured_triton_prefill_is_right_for_a_uniform_batch(device: torch.devi
     out = torch.empty_like(case.q)
 
     def step() -> None:
-        backend.prefill(
-            case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out, max_query_len=4
-        )
+        backend.prefill(case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out, max_query_len=4)
 
     graph = capture(step)
     for lengths in ([4, 4, 4, 4], [300, 65, 4, 17], [64, 33, 4, 5]):

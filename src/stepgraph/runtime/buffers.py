@@ -234,7 +234,8 @@ class StaticBuffers:
             self._on_host[slot.name][: source.shape[0]] = source
         else:
             array = np.asarray(value)
-            self._check(slot, real, array.shape, np.can_cast(array.dtype, target.dtype, "same_kind"), array.dtype)
+            fits = array.dtype == target.dtype or np.can_cast(array.dtype, target.dtype, "same_kind")
+            self._check(slot, real, array.shape, fits, array.dtype)
             target[: array.shape[0]] = array
         if slot.name in self._fed_from_device:
             self._fed_from_device.discard(slot.name)

@@ -80,10 +80,9 @@ def _kept(x: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torc
 def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest values and of their equals."""
     tiles = x.unflatten(0, (-1, gcd(len(x), 128))).amax(-1)
-    if k < len(tiles):  # k tiles hold a value that reaches this one: what is smaller need not be looked at
-        near = (x >= tiles.topk(k).values[-1]).nonzero()[:, 0]
-    else:
-        near = torch.arange(len(x), device=x.device)
+    # k tiles hold a value that reaches this one, so what is smaller need not be looked at.
+    floor = tiles.topk(k).values[-1] if k < len(tiles) else x.amin()
+    near = (x >= floor).nonzero()[:, 0]
     values = x[near]
     return near[values >= values.topk(k).values[-1]]
 
