@@ -9,7 +9,9 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
 
 
 def write_checkpoint(folder: Path, **changes: Any) -> Path:

@@ -110,5 +110,3 @@ def run_all(core: EngineCore, requests: list[Request]) -> list[list[int]]:
 
 def blocks_held(requests: list[Request]) -> int:
     return sum(len(one.blocks) for one in requests)
-
-

@@ -149,6 +149,32 @@ def test_what_would_lose_its_kind_is_refused() -> None:
         stage(one_slot(PaddingPolicy.ZERO), 1, 1, x=np.array([1.5]))
 
 
+def test_a_refused_step_leaves_the_buffers_as_they_were(device) -> None:
+    slots = [Slot(name, torch.int64, "request", PaddingPolicy.ZERO) for name in ("a", "b")]
+    buffers = StaticBuffers(max_requests=4, device=device, slots=slots)
+    stage(buffers, 2, 4, a=[1, 2], b=[3, 4])
+    with pytest.raises(InputError, match="slot b"):
+        stage(buffers, 2, 4, a=[9, 9], b=[1, 2, 3])
+    stage(buffers, 2, 4, b=[5, 6])
+    assert buffers["a"].tolist() == [1, 2, 0, 0]
+
+
+@pytest.mark.parametrize("rows", [[4], [-1], [0, 9]])
+def test_a_row_outside_the_buffers_is_not_patched(rows: list[int]) -> None:
+    buffers = StaticBuffers(
+        max_requests=4, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO, owner="device")]
+    )
+    with pytest.raises(InputError, match="rows 0 to 3"):
+        buffers.patch(rows, x=[1] * len(rows))
+
+
+def test_bfloat16_slots_take_lists_and_tensors() -> None:
+    buffers = StaticBuffers(max_requests=4, slots=[Slot("x", torch.bfloat16, "request", PaddingPolicy.ZERO)])
+    stage(buffers, 2, 4, x=[1.5, 2.5])
+    stage(buffers, 1, 4, x=torch.tensor([3.5]))
+    assert buffers["x"].tolist() == [3.5, 0, 0, 0]
+
+
 def test_unknown_and_missing_slots_are_named() -> None:
     with pytest.raises(InputError, match="slot y: no such slot; known are x"):
         stage(one_slot(PaddingPolicy.ZERO), 1, 1, y=[1])

@@ -19,17 +19,17 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.errors import ConfigError, InputError
 from stepgraph.runtime.platforms import Platform, platform_for
 
-_NUMPY_KNOWS = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.float32,
-    torch.float64,
-)
+_NUMPY_KNOWS: dict[torch.dtype, np.dtype[Any]] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
 _ALIGNMENT = 256  # bytes; what CUDA's allocator aligns to, so that vector loads of a slot stay aligned
 
 
@@ -179,20 +179,25 @@ class StaticBuffers:
                 raise InputError(f"slot {name}: FOREACH_COPY needs it with every step, and it was not given")
         if not inputs and self._staged == (real, padded):
             return
+        # All inputs are checked before the first is written: a refused step leaves the buffers as they were.
+        from_host: list[tuple[Slot, Any]] = []
         from_device: list[tuple[Slot, torch.Tensor]] = []
         for name, value in inputs.items():
             slot = self.slots.get(name)
             if slot is None:
                 raise InputError(f"slot {name}: no such slot; known are {', '.join(self.slots)}")
-            if slot.owner == "device" or (isinstance(value, torch.Tensor) and value.device.type != "cpu"):
-                from_device.append((slot, torch.as_tensor(value)))
+            source = self._checked(slot, self._rows(slot, real), value)
+            if slot.owner == "device" or (isinstance(source, torch.Tensor) and source.device.type != "cpu"):
+                from_device.append((slot, torch.as_tensor(source)))
             else:
-                self._write_host(slot, real, value)
+                from_host.append((slot, source))
+        for slot, source in from_host:
+            self._write_host(slot, source)
         fed = {slot.name for slot, _ in from_device}
         self._reset_tails(real, padded, fed)
         self._upload(fed)
-        for slot, value in from_device:
-            self._write_device(slot, real, value)
+        for slot, source in from_device:
+            self._on_device[slot.name][: source.shape[0]].copy_(source, non_blocking=True)
         self._staged = (real, padded)
 
     def patch(self, rows: Sequence[int], **values: Any) -> None:
@@ -201,17 +206,20 @@ class StaticBuffers:
         A row that joins without a patch starts at its slot's tail value.
 
         Raises:
-            InputError: a slot that the host owns, or values of another shape.
+            InputError: a slot that the host owns, values of another shape or kind, or a row that is none.
         """
-        index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
+        if any(not 0 <= row < self.max_requests for row in rows):
+            raise InputError(f"rows {list(rows)}: the buffers hold rows 0 to {self.max_requests - 1}")
+        checked: list[tuple[str, torch.Tensor]] = []
         for name, value in values.items():
             slot = self.slots.get(name)
             if slot is None or slot.owner != "device":
                 raise InputError(f"slot {name}: only slots with owner='device' are patched; stage() writes the others")
-            given = torch.as_tensor(value, dtype=slot.dtype).to(self.device)
-            if given.shape != (len(rows), *slot.shape):
-                raise InputError(f"slot {name}: {len(rows)} rows of {slot.shape} expected, {tuple(given.shape)} given")
-            self._on_device[name].index_copy_(0, index, given)
+            source = torch.as_tensor(self._checked(slot, len(rows), value))
+            checked.append((name, source.to(self.device, slot.dtype)))
+        index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
+        for name, source in checked:
+            self._on_device[name].index_copy_(0, index, source)
             self._patched[name].update(rows)
 
     def _rows(self, slot: Slot, batch: BatchDescriptor | None = None) -> int:
@@ -225,34 +233,30 @@ class StaticBuffers:
         start, stop = self._spans[slot.name]
         return storage[start:stop].view(slot.dtype).view(self._rows(slot), *slot.shape)
 
-    def _write_host(self, slot: Slot, real: BatchDescriptor, value: Any) -> None:
-        # numpy writes a few small rows several times faster than torch does
-        target = self._arrays.get(slot.name)
-        if target is None or isinstance(value, torch.Tensor):
-            source = torch.as_tensor(value)
-            self._check(slot, real, source.shape, torch.can_cast(source.dtype, slot.dtype), source.dtype)
-            self._on_host[slot.name][: source.shape[0]] = source
+    def _checked(self, slot: Slot, rows: int, value: Any) -> torch.Tensor | np.ndarray[Any, Any]:
+        """The value as a tensor or array of `rows` rows whose kind the slot can hold."""
+        array = value if isinstance(value, torch.Tensor) else np.asarray(value)
+        if array.shape != (rows, *slot.shape):
+            raise InputError(f"slot {slot.name}: {(rows, *slot.shape)} expected, {tuple(array.shape)} given")
+        if isinstance(array, torch.Tensor):
+            fits = torch.can_cast(array.dtype, slot.dtype)
+        elif (known := _NUMPY_KNOWS.get(slot.dtype)) is not None:
+            fits = array.dtype == known or np.can_cast(array.dtype, known, "same_kind")
         else:
-            array = np.asarray(value)
-            fits = array.dtype == target.dtype or np.can_cast(array.dtype, target.dtype, "same_kind")
-            self._check(slot, real, array.shape, fits, array.dtype)
-            target[: array.shape[0]] = array
+            array = torch.from_numpy(array)
+            fits = torch.can_cast(array.dtype, slot.dtype)
+        if not fits:
+            raise InputError(f"slot {slot.name}: holds {slot.dtype}; {array.dtype} would lose its kind")
+        return array
+
+    def _write_host(self, slot: Slot, source: torch.Tensor | np.ndarray[Any, Any]) -> None:
+        if isinstance(source, torch.Tensor):
+            self._on_host[slot.name][: source.shape[0]] = source
+        else:  # numpy writes a few small rows several times faster than torch does
+            self._arrays[slot.name][: source.shape[0]] = source
         if slot.name in self._fed_from_device:
             self._fed_from_device.discard(slot.name)
             self._ranges = self._host_ranges()
-
-    def _write_device(self, slot: Slot, real: BatchDescriptor, value: torch.Tensor) -> None:
-        self._check(slot, real, value.shape, torch.can_cast(value.dtype, slot.dtype), value.dtype)
-        self._on_device[slot.name][: value.shape[0]].copy_(value, non_blocking=True)
-
-    def _check(
-        self, slot: Slot, real: BatchDescriptor, shape: tuple[int, ...], fits: bool, dtype: torch.dtype | np.dtype[Any]
-    ) -> None:
-        expected = (self._rows(slot, real), *slot.shape)
-        if shape != expected:
-            raise InputError(f"slot {slot.name}: {expected} expected, {tuple(shape)} given")
-        if not fits:
-            raise InputError(f"slot {slot.name}: holds {slot.dtype}; {dtype} would lose its kind")
 
     def _reset_tails(self, real: BatchDescriptor, padded: BatchDescriptor, fed: set[str]) -> None:
         for slot, value in self._resets:
