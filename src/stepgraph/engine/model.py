@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from stepgraph.engine.config import ModelConfig
 from stepgraph.ops.layer import StepGeometry, linear_add, norm_gate_up_swiglu, norm_qkv_rope_write, rotary_tables
+from stepgraph.ops.linear import linear
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """(q [rows, heads, head_dim], one layer of the cache, out like q): writes the attention output into `out`."""
@@ -74,7 +75,7 @@ class DecoderModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [rows, hidden], from `forward`. Returns [rows, vocab] in the model's dtype."""
         normed = F.rms_norm(hidden, self.final_norm.shape, self.final_norm, self.config.rms_norm_eps)
-        return F.linear(normed, self.lm_head)
+        return linear(normed, self.lm_head)
 
 
 def _layer(weights: Mapping[str, torch.Tensor], prefix: str) -> LayerWeights:
