@@ -65,7 +65,8 @@ class Caches:
         tokens = self._values[: layers * layer_bytes // 2]
         cache = tokens.view(blocks, layers, 2, 16, SHAPE.num_kv_heads, SHAPE.head_dim)
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(rows))
-        tables = order.view(rows, blocks_a_row).to("cuda", torch.int32)
+        tables = torch.zeros(rows, MAX_LEN // 16, dtype=torch.int32, device="cuda")  # as wide as an engine's
+        tables[:, :blocks_a_row] = order.view(rows, blocks_a_row)
         seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
         return self._q[:rows], [cache[:, layer] for layer in range(layers)], tables, seq_lens
 

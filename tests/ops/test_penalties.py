@@ -66,7 +66,7 @@ def test_counting_step_by_step_is_marking_afresh(prompt: list[int], before: list
     """A row that was counted on by the step and one that the host restores hold the same."""
     seen = marked(prompt, before)
     for token in after:
-        Penalties(row(1.5), row(0.0), row(0.0), seen).count(torch.tensor([token]))
+        Penalties(row(1.5), row(0.0), row(0.0), seen).note(torch.tensor([token]))
     assert torch.equal(seen, marked(prompt, before + after))
     counts = Counter(before + after)
     assert seen[0].tolist() == [2 * counts[token] + (token in prompt) for token in range(VOCAB)]
@@ -225,9 +225,7 @@ def test_the_operator_is_declared_as_it_behaves() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("number", "vocab"), [(10, 1000), (11, 32000), (12, 49152), (13, 128256), (14, 151936)])
-def test_triton_draws_the_reference_s_tokens(
-    device: torch.device, number: int, vocab: int, dtype: torch.dtype
-) -> None:
+def test_triton_draws_the_reference_s_tokens(device: torch.device, number: int, vocab: int, dtype: torch.dtype) -> None:
     case = sampling_case(number, rows=32, vocab=vocab, dtype=dtype)
     want, seen = case.run(sample)
     got = case.to(device).run(sample)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from stepgraph.ops.linear import linear
+
 
 @dataclass(frozen=True)
 class StepGeometry:
@@ -67,7 +69,7 @@ def norm_qkv_rope_write(
     Returns q: [rows, heads, head_dim], a view of the projection.
     """
     kv_heads, head_dim = kv.shape[-2:]
-    projected = F.linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), qkv_weight, qkv_bias)
+    projected = linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), qkv_weight, qkv_bias)
     qkv = projected.view(x.shape[0], num_heads + 2 * kv_heads, head_dim)
     for heads, weight in ((slice(num_heads), q_norm), (slice(num_heads, num_heads + kv_heads), k_norm)):
         if weight is not None:
@@ -82,7 +84,7 @@ def norm_qkv_rope_write(
 
 def linear_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """x [rows, in] through weight [out, in], plus residual [rows, out]."""
-    return torch.addmm(residual, x, weight.t())
+    return linear(x, weight).add_(residual)
 
 
 def norm_gate_up_swiglu(
@@ -92,5 +94,5 @@ def norm_gate_up_swiglu(
 
     x: [rows, hidden]. gate_up_weight: [2 x intermediate, hidden], gate first. Returns [rows, intermediate].
     """
-    gate, up = F.linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), gate_up_weight).chunk(2, dim=-1)
+    gate, up = linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), gate_up_weight).chunk(2, dim=-1)
     return F.silu(gate) * up

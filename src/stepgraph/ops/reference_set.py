@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from stepgraph.ops.layer import StepGeometry, linear_add, norm_gate_up_swiglu, norm_qkv_rope_write
+from stepgraph.ops.linear import linear
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
 from stepgraph.runtime.regions import region
 
@@ -61,4 +62,4 @@ class ReferenceOperations:
 
     def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         with region("lm_head"):
-            return F.linear(normed, weight)
+            return linear(normed, weight)

@@ -74,4 +74,4 @@ def _chain(
     with region("gather"):
         out.copy_(scores.nan_to_num(-math.inf, math.inf, -math.inf).argmax(-1))  # a row of -inf has no softmax
         if penalties is not None:
-            penalties.count(out)
+            penalties.note(out)

@@ -53,6 +53,6 @@ class Penalties(NamedTuple):
         x = torch.where(x > 0, x / factor, x * factor)
         return x - self.frequency[:, None] * count - torch.where(count > 0, self.presence[:, None], 0.0)
 
-    def count(self, tokens: torch.Tensor) -> None:
-        """Note the tokens, int64 [rows], just chosen; rows that ask for no penalty keep no count."""
+    def note(self, tokens: torch.Tensor) -> None:
+        """Count the tokens, int64 [rows], just chosen; rows that ask for no penalty keep no count."""
         self.seen.scatter_add_(1, tokens[:, None], self.asked()[:, None].to(self.seen.dtype) * 2)

@@ -57,7 +57,7 @@ def sample_reference(
         kept = [_kept(_scaled(values([row])[0], temperature[row]), *asked[row][1:]) for row in filtered]
         out[filtered] = _draw(kept, seed[filtered], position[filtered])
     if penalties is not None and penalised:
-        penalties.count(out)
+        penalties.note(out)
 
 
 def _few(rows: list[int]) -> Iterator[list[int]]:

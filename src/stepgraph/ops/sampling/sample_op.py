@@ -55,9 +55,7 @@ def sample(
     absent = [name for name, value in penalties.items() if value is None]
     if 0 < len(absent) < len(penalties):
         raise ConfigError(f"sampling: penalties need {', '.join(penalties)} together; missing: {', '.join(absent)}")
-    torch.ops.stepgraph.sample(
-        logits, temperature, top_k, top_p, seed, position, out, min_p=min_p, **penalties
-    )
+    torch.ops.stepgraph.sample(logits, temperature, top_k, top_p, seed, position, out, min_p=min_p, **penalties)
 
 
 def _sample_cuda(*tensors: torch.Tensor, **optional: Any) -> None:

@@ -139,9 +139,7 @@ def _softmax(work, vocab, temperatures, top_ks, top_ps, min_ps, BLOCK: tl.conste
 
 
 @triton.jit
-def _draw(
-    work, vocab, temperatures, top_ks, top_ps, min_ps, seeds, positions, scores, tokens_out, BLOCK: tl.constexpr
-):
+def _draw(work, vocab, temperatures, top_ks, top_ps, min_ps, seeds, positions, scores, tokens_out, BLOCK: tl.constexpr):
     part, parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     _, draws, _, _, _ = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
@@ -167,7 +165,7 @@ def _gather(
     value = tl.load(scores + row * parts + lanes, mask=inside, other=float("-inf"))
     _, token = winner(value, tl.load(tokens + row * parts + lanes, mask=inside, other=0))
     tl.store(out + row, token.to(tl.int64))
-    if PENALTIES:
+    if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
         if penalised(row, repetitions, presences, frequencies):
             place = seen + row * vocab + token
             tl.store(place, tl.load(place) + 2)

@@ -44,7 +44,7 @@ def scaled(source, tokens, PENALTIES: tl.constexpr):
     logits, row, row_stride, vocab, temperature, seen, repetitions, presences, frequencies = source
     inside = tokens < vocab
     x = tl.load(logits + row * row_stride + tokens, mask=inside, other=float("-inf")).to(tl.float32)
-    if PENALTIES:
+    if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
         if penalised(row, repetitions, presences, frequencies):
             known = tl.load(seen + row * vocab + tokens, mask=inside, other=0)
             factor = tl.where(known > 0, tl.load(repetitions + row), 1.0)
