@@ -79,8 +79,15 @@ def stack() -> list[tuple[Case, torch.Tensor]]:
 # --- decode
 
 
-@pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "config"),
+    [
+        (dtype, config)
+        for dtype in DTYPES
+        for config in CONFIGS
+        if dtype is torch.bfloat16 or config in ("default", "ahead")
+    ],
+)
 def test_decode_of_lengths_from_none_to_8192_in_one_batch(make: Maker, dtype: torch.dtype, config: str) -> None:
     case, want = mixed(dtype)
     backend = make(case, config)
@@ -96,7 +103,7 @@ def test_decode_of_a_single_row(make: Maker, length: int, config: str) -> None:
 
 
 @pytest.mark.parametrize("heads", [(9, 3, 64), (20, 1, 80), (8, 8, 32), (4, 1, 256), (2, 2, 16)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decode_of_other_head_counts_and_sizes(make: Maker, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
     case = make_case([*decode_lengths(random.Random(2)), 2048], heads=heads, dtype=dtype).to("cuda")
     for config in ("default", "ahead"):

@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from stepgraph.ops.attention.decode_plan import SplitPlan
 
 _LOG2_E = 1.4426950408889634
+_NO_WINDOW = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,9 @@ def paged_decode(
     _decode[(kv_heads, splits, rows)](
         q, kv, block_tables, seq_lens, out,
         workspace.parts, workspace.levels, workspace.arrived,
-        plan.shape.scale * _LOG2_E, splits,
+        plan.shape.scale * _LOG2_E, splits, plan.shape.window or _NO_WINDOW,
         q.stride(0), q.stride(1), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         block_tables.stride(0), out.stride(0), out.stride(1),
-        WINDOW=plan.shape.window or 0,
         KV_HEADS=kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
@@ -82,11 +82,11 @@ def paged_decode(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "window"])
 def _decode(
-    q, kv, block_tables, seq_lens, out, parts, levels, arrived, scale_log2, splits,
+    q, kv, block_tables, seq_lens, out, parts, levels, arrived, scale_log2, splits, window,
     q_row, q_head, kv_block, kv_half, kv_token, kv_head_stride, table_row, out_row, out_head,
-    WINDOW: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, MIN_CHUNK: tl.constexpr, PARTS: tl.constexpr,
     AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -96,9 +96,7 @@ def _decode(
     if PDL:
         gdc_launch_dependents()
     length = tl.maximum(tl.load(seq_lens + row), 0)
-    begin = 0
-    if WINDOW:
-        begin = tl.maximum(length - WINDOW, 0)
+    begin = tl.maximum(length - window, 0)
     # Chunks end at multiples of a block, not of a tile, so that they are of one size.
     chunk = tl.cdiv(tl.cdiv(length - begin, splits), BLOCK_SIZE) * BLOCK_SIZE
     chunk = tl.maximum(chunk, MIN_CHUNK)

@@ -33,10 +33,10 @@ def paged_prefill(
     head_pad = max(16, triton.next_power_of_2(head_dim))
     tile = tile_size(head_pad * kv.element_size())
     _prefill[(requests, triton.cdiv(max_query_len, tile), num_heads)](
-        q, kv, block_tables, seq_lens, query_start, out, shape.scale * _LOG2_E,
+        q, kv, block_tables, seq_lens, query_start, out, shape.scale * _LOG2_E, shape.window or 0,
         q.stride(0), q.stride(1), kv.stride(0), kv.stride(1), kv.stride(2), kv.stride(3),
         block_tables.stride(0), out.stride(0), out.stride(1),
-        WINDOW=shape.window or 0,
+        WINDOWED=shape.window is not None,
         GROUP=num_heads // kv_heads,
         HEAD_DIM=head_dim,
         HEAD_PAD=head_pad,
@@ -45,11 +45,11 @@ def paged_prefill(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def _prefill(
-    q, kv, block_tables, seq_lens, query_start, out, scale_log2,
+    q, kv, block_tables, seq_lens, query_start, out, scale_log2, window,
     q_token, q_head, kv_block, kv_half, kv_token, kv_head_stride, table_row, out_token, out_head,
-    WINDOW: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    WINDOWED: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
@@ -73,8 +73,8 @@ def _prefill(
     # The last real query of the tile sees this many tokens; a tile past the end of the queries sees none.
     seen = tl.where(begin < query_len, length - query_len + end, 0)
     earliest = 0
-    if WINDOW:
-        earliest = tl.maximum(length - query_len + begin - WINDOW + 1, 0)
+    if WINDOWED:
+        earliest = tl.maximum(length - query_len + begin - window + 1, 0)
     for start in range(earliest, seen, TILE):
         token = start + tl.arange(0, TILE)
         held = token < seen
@@ -85,12 +85,12 @@ def _prefill(
         values = tl.load(kv + kv_half + where[:, None] + dim[None, :], mask=inside, other=0.0)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale_log2
         visible = held[None, :] & (token[None, :] <= position[:, None])
-        if WINDOW:
-            visible = visible & (position[:, None] - token[None, :] < WINDOW)
+        if WINDOWED:
+            visible = visible & (position[:, None] - token[None, :] < window)
         scores = tl.where(visible, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         level = new_top
-        if WINDOW:  # a query whose window begins in a later tile has seen nothing yet
+        if WINDOWED:  # a query whose window begins in a later tile has seen nothing yet
             level = tl.where(new_top == float("-inf"), 0.0, new_top)
         shrink = tl.exp2(top - level)
         weights = tl.exp2(scores - level[:, None])
