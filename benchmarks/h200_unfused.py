@@ -23,7 +23,6 @@ from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
 from stepgraph.engine.request import Request
-from stepgraph.engine.sampling_state import sampling_inputs
 from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
 from stepgraph.ops.attention import get_backend
 from stepgraph.ops.sampling import get_sampler
