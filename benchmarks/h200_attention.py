@@ -46,6 +46,18 @@ CANDIDATES = {
     "tile 128, ahead, 8 warps, 1 a SM": replace(_AHEAD, num_warps=8, tile_bytes=32 << 10, programs_per_sm=1),
     "tile 32, ahead, 3 a SM": replace(_AHEAD, tile_bytes=8 << 10, programs_per_sm=3),
     "tile 64, ahead, 2 a SM, chunks from 256": replace(_AHEAD, min_chunk=256),
+    "new tile 64, ahead, 1 a SM": replace(_AHEAD, programs_per_sm=1),
+    "new tile 64, 3 stages, 1 a SM": replace(_DEEP, num_stages=3, programs_per_sm=1),
+    "new tile 64, 2 stages, 1 a SM": replace(_DEEP, num_stages=2, programs_per_sm=1),
+    "new tile 64, ahead, 2 warps, 1 a SM": replace(_AHEAD, num_warps=2, programs_per_sm=1),
+    "new tile 32, ahead, 2 warps, 2 a SM": replace(_AHEAD, num_warps=2, tile_bytes=8 << 10),
+    "new tile 32, ahead, 2 warps, 4 a SM": replace(_AHEAD, num_warps=2, tile_bytes=8 << 10, programs_per_sm=4),
+    "new tile 32, ahead, 2 a SM": replace(_AHEAD, tile_bytes=8 << 10),
+    "new tile 32, 6 stages, 1 a SM": replace(_DEEP, num_stages=6, tile_bytes=8 << 10, programs_per_sm=1),
+    "new tile 32, 4 stages, 2 warps, 2 a SM": replace(_DEEP, num_stages=4, num_warps=2, tile_bytes=8 << 10),
+    "new tile 32, 4 stages, 2 a SM": replace(_DEEP, num_stages=4, tile_bytes=8 << 10),
+    "new tile 64, 2 stages, 2 a SM": replace(_DEEP, num_stages=2),
+    "new tile 16, ahead, 1 warp, 8 a SM": replace(_AHEAD, num_warps=1, tile_bytes=4 << 10, programs_per_sm=8),
 }
 
 

@@ -157,6 +157,8 @@ def _edges(graph: int) -> list[Edge]:
     get_edges = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
     handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
     _checked((get_edges(handle, None, None, None, ctypes.byref(count)),))
+    if not count.value:  # a single node; the driver refuses to fill arrays of no length
+        return []
     source, target = ((ctypes.c_void_p * count.value)() for _ in range(2))
     data = (_EdgeData * count.value)()
     _checked((get_edges(handle, source, target, data, ctypes.byref(count)),))
