@@ -1,6 +1,6 @@
 """What choosing a token costs on a GPU: the fused sampler beside the chain of seven launches, in CUDA graphs.
 
-    python benchmarks/h200_sampling.py
+python benchmarks/h200_sampling.py
 """
 
 from __future__ import annotations

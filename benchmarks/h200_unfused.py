@@ -1,6 +1,6 @@
 """The chapter's layer in ten launches, Llama-3-8B's shape, on an H200: one graph beside eager, every node counted.
 
-    python benchmarks/h200_unfused.py
+python benchmarks/h200_unfused.py
 """
 
 from __future__ import annotations

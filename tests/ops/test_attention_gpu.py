@@ -24,10 +24,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EDGES = [0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 511, 1000, 2048, 4097, 8191, 8192, 0]
 CONFIGS = {
     "default": DecodeConfig(),
-    "pipelined": DecodeConfig(num_stages=4, num_warps=8, min_chunk=64),
     "ahead": DecodeConfig(num_stages=1, min_chunk=16, programs_per_sm=4),
-    "wide": DecodeConfig(num_stages=1, num_warps=8, tile_bytes=32 << 10, programs_per_sm=1),
-    "narrow": DecodeConfig(num_stages=1, tile_bytes=8 << 10, programs_per_sm=4),
     "pdl": DecodeConfig(pdl=True),
     "pdl ahead": DecodeConfig(pdl=True, num_stages=1, min_chunk=16),
 }
@@ -96,7 +93,7 @@ def test_decode_of_lengths_from_none_to_8192_in_one_batch(make: Maker, dtype: to
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 129, 512, 8192])
+@pytest.mark.parametrize("length", [0, 1, 17, 512, 8192])
 def test_decode_of_a_single_row(make: Maker, length: int, config: str) -> None:
     case = make_case([length], heads=(32, 8, 128), dtype=torch.bfloat16).to("cuda")
     check(run_decode(make(case, config), case), case)

@@ -18,7 +18,8 @@ class TritonAttention:
     Its workspace is allocated here, and serves all layers and all captured sizes: their kernels run one after another.
 
     max_rows: rows of the largest decode. max_len: tokens of the longest row.
-    config: how decode is built and cut. num_sms: by default the device's own.
+    config: how decode is built and cut; by default what was fastest on an H200 (benchmarks/h200_attention.py), without
+        programmatic dependent launch where the device has none. num_sms: by default the device's own.
     """
 
     name = "triton"
@@ -37,8 +38,11 @@ class TritonAttention:
         config: DecodeConfig | None = None,
         num_sms: int | None = None,
     ) -> None:
+        if config is None:
+            overlaps = torch.cuda.get_device_capability(device) >= (9, 0)
+            config = DecodeConfig(num_stages=1, min_chunk=64, pdl=overlaps)
         num_sms = num_sms or torch.cuda.get_device_properties(device).multi_processor_count
-        self.decode_plan = SplitPlan(shape, config or DecodeConfig(), num_sms, max_rows, max_len)
+        self.decode_plan = SplitPlan(shape, config, num_sms, max_rows, max_len)
         self.workspace = DecodeWorkspace.allocate(self.decode_plan, device)
 
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
