@@ -74,6 +74,26 @@ def in_turns(rounds: int, a: Callable[[], float], b: Callable[[], float]) -> lis
     return pairs
 
 
+def device_ms(
+    step: Callable[[], object], count: int, *, before: Callable[[], object] | None = None, warm: int = 3
+) -> list[float]:
+    """Milliseconds between an event before and one after each call, as the device sees them.
+
+    The calls follow each other without a wait, so that a graph's launch is queued before the device is free. `before`
+    runs in front of each, outside the interval. The first `warm` calls are left out.
+    """
+    spans = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(warm + count)]
+    torch.cuda.synchronize()
+    for start, stop in spans:
+        if before is not None:
+            before()
+        start.record()
+        step()
+        stop.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(stop) for start, stop in spans[warm:]]
+
+
 def write_result(result: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write `result` as NAME.json, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)

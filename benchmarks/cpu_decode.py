@@ -1,6 +1,6 @@
 """Decode on a CPU: the tape against our own eager step, and our decode against transformers'. Paired, in turns.
 
-    python benchmarks/cpu_decode.py [--rounds 5]
+python benchmarks/cpu_decode.py [--rounds 5]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The demo model on a GPU: graphs against eager token by token, and what a step costs the host.
 
-    python benchmarks/h200_replay.py [--model FILE]
+python benchmarks/h200_replay.py [--model FILE]
 """
 
 from __future__ import annotations

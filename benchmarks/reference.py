@@ -27,8 +27,13 @@ class Reference:
         mask = torch.tensor([[0] * len(pad) + [1] * (width - len(pad)) for pad in padding])
         started = time.perf_counter()
         out = self.model.generate(
-            ids, attention_mask=mask, do_sample=False, min_new_tokens=new_tokens, max_new_tokens=new_tokens,
-            pad_token_id=0, eos_token_id=None,
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            min_new_tokens=new_tokens,
+            max_new_tokens=new_tokens,
+            pad_token_id=0,
+            eos_token_id=None,
         )
         return out[:, width:].tolist(), time.perf_counter() - started
 

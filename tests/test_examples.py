@@ -16,14 +16,30 @@ POLICY = """\
 9 robots: FULL, 7 padded rows (padded)
 64 robots: FULL, 0 padded rows (exact)
 """
+STATIC_CACHE = """\
+3 prompts: FULL, 1 padded rows, 24 tokens each, as generate() has them
+1 prompts: FULL, 0 padded rows, 24 tokens each, as generate() has them
+"""
+on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@on_both
 def test_policy(device: str) -> None:
-    command = [sys.executable, str(ROOT / "examples" / "policy.py"), device]
+    assert run("policy.py", device) == POLICY
+
+
+@on_both
+def test_transformers_static_cache(device: str) -> None:
+    pytest.importorskip("transformers")
+    assert run("transformers_static_cache.py", device) == STATIC_CACHE
+
+
+def run(example: str, *arguments: str) -> str:
+    command = [sys.executable, str(ROOT / "examples" / example), *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == (POLICY, 0), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_thirteen_prompts() -> None:

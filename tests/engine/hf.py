@@ -14,11 +14,19 @@ TEMPLATE = (
 )
 
 
-def write_checkpoint(folder: Path, **changes: Any) -> Path:
-    """A Llama of 2 layers over bytes; `changes` override its config."""
+def write_checkpoint(
+    folder: Path,
+    family: str = "llama",
+    *,
+    stored: torch.dtype = torch.float32,
+    shard_size: str = "1GB",
+    **changes: Any,
+) -> Path:
+    """A model of 2 layers over bytes; `changes` override its config. `family` is transformers' "model_type"."""
     import transformers
 
-    config = transformers.LlamaConfig(
+    config = transformers.AutoConfig.for_model(
+        family,
         **{
             "vocab_size": 260,
             "hidden_size": 48,
@@ -30,13 +38,13 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
             "bos_token_id": None,
             "eos_token_id": 259,
             **changes,
-        }
+        },
     )
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.15)
-    model.save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float(name.endswith("norm.weight")), std=0.15)
+    model.to(stored).save_pretrained(folder, max_shard_size=shard_size)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -47,8 +55,8 @@ def write_checkpoint(folder: Path, **changes: Any) -> Path:
 
 
 @torch.inference_mode()
-def greedy(folder: Path, prompt: list[int], tokens: int) -> list[int]:
-    """What transformers continues with, one sequence at a time."""
+def greedy(folder: Path, prompt: list[int], tokens: int, **options: Any) -> list[int]:
+    """What transformers continues with, one sequence at a time. options: of its `generate`."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -61,5 +69,16 @@ def greedy(folder: Path, prompt: list[int], tokens: int) -> list[int]:
         max_new_tokens=tokens,
         pad_token_id=0,
         eos_token_id=None,
+        **options,
     )
     return out[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def gaps(folder: Path, prompt: list[int], answer: list[int]) -> list[float]:
+    """By how much transformers prefers its own choice to each token of `answer`, in logits."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    return (logits.amax(dim=-1) - logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)).tolist()

@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from stepgraph.engine.checkpoint import Checkpoint, load_checkpoint
-from stepgraph.engine.config import FAMILIES, expected_tensors, parse_config
+from stepgraph.engine.config import FAMILIES, parse_config
 from stepgraph.engine.errors import ModelError
+from stepgraph.engine.tensors import expected_tensors
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

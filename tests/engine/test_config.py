@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from stepgraph.engine.config import check_tensors, expected_tensors, read_config
+from stepgraph.engine.config import read_config
 from stepgraph.engine.errors import ModelError
+from stepgraph.engine.tensors import check_tensors, expected_tensors
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,10 +58,75 @@ def test_rope_theta_may_stand_in_rope_parameters(tmp_path: Path) -> None:
     assert read_config(write(tmp_path, **fields, rope_parameters=rope, rope_scaling=None)).rope_theta == 5e5
 
 
+MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": 16}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 2}
+QWEN3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"]}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@pytest.mark.parametrize(
+    ("fields", "window"),
+    [
+        (MISTRAL, 16),
+        ({**MISTRAL, "sliding_window": None}, None),
+        ({**MISTRAL, "sliding_window": 64}, None),  # as long as the longest sequence
+        ({key: value for key, value in MISTRAL.items() if key != "sliding_window"}, None),  # 4096 then
+        ({**MISTRAL, "layer_types": [SLIDING] * 2}, 16),
+        ({**LLAMA, "sliding_window": 16}, None),  # a Llama has no window, and transformers gives it none
+        (QWEN2, None),
+        ({**QWEN2, "use_sliding_window": True}, None),  # from layer 2 on, and there are 2
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 0}, 16),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 64}, None),
+        ({**QWEN3, "use_sliding_window": True, "layer_types": [SLIDING] * 2}, 16),
+        ({**QWEN3, "use_sliding_window": True, "max_window_layers": 0, "layer_types": [FULL] * 2}, None),
+        ({**QWEN3, "use_sliding_window": False, "layer_types": [FULL] * 2}, None),
+    ],
+)
+def test_sliding_windows(tmp_path: Path, fields: dict[str, Any], window: int | None) -> None:
+    assert read_config(write(tmp_path, **fields)).window == window
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window must be an integer from 1"),
+        ({**MISTRAL, "layer_types": [FULL, SLIDING]}, "only 1 of 2 layers have the sliding window of 16 tokens"),
+        ({**MISTRAL, "layer_types": [FULL] * 2}, "only 0 of 2 layers"),
+        ({**MISTRAL, "layer_types": [SLIDING]}, "layer_types must be 2 times"),
+        ({**MISTRAL, "layer_types": "all"}, "layer_types must be 2 times"),
+        ({**MISTRAL, "layer_types": [SLIDING, "chunked_attention"]}, "layer_types must be 2 times"),
+        ({**MISTRAL, "sliding_window": None, "layer_types": [SLIDING] * 2}, "but no sliding_window is in use"),
+        ({**QWEN2, "use_sliding_window": True, "max_window_layers": 1}, "only 1 of 2 layers"),
+        ({**QWEN2, "use_sliding_window": "no"}, "use_sliding_window must be true or false"),
+        ({**QWEN2, "max_window_layers": -1}, "max_window_layers must be an integer from 0"),
+        ({**QWEN3, "layer_types": [SLIDING] * 2}, "but no sliding_window is in use"),
+        ({**QWEN3, "attention_bias": True}, "attention_bias True is not supported"),
+    ],
+)
+def test_windows_and_biases_that_are_not_supported(tmp_path: Path, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        read_config(write(tmp_path, **fields))
+    assert says in str(caught.value) and str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_families_have_their_own_defaults_and_tensors(tmp_path: Path) -> None:
+    qwen2 = read_config(write(tmp_path, **QWEN2))
+    assert (qwen2.head_dim, qwen2.qkv_bias, qwen2.qk_norm) == (8, True, False)
+    assert expected_tensors(qwen2)["model.layers.1.self_attn.k_proj.bias"] == (16,)
+    qwen3 = read_config(write(tmp_path, **QWEN3))
+    assert (qwen3.head_dim, qwen3.qkv_bias, qwen3.qk_norm) == (128, False, True)
+    assert expected_tensors(qwen3)["model.layers.1.self_attn.q_norm.weight"] == (128,)
+    sizes = {key: value for key, value in MISTRAL.items() if key not in ("max_position_embeddings", "head_dim")}
+    assert read_config(write(tmp_path, **sizes)).max_position_embeddings == 131072
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; known: LlamaForCausalLM"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "'GPT2LMHeadModel' is not supported; known: LlamaForCausalLM, Mistr",
+        ),
         ({"architectures": None}, "known: LlamaForCausalLM"),
         ({"architectures": [["x"]]}, "known: LlamaForCausalLM"),
         ({"hidden_size": None}, "hidden_size must be an integer from 1"),
@@ -76,10 +142,8 @@ def test_rope_theta_may_stand_in_rope_parameters(tmp_path: Path) -> None:
         ({"rms_norm_eps": float("nan")}, "got nan"),
         ({"rope_theta": float("inf")}, "got inf"),
         ({"rope_theta": 10**400}, "rope_theta must be"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "'llama3' is not supported yet"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' is not supported yet"),
-        ({"rope_scaling": "default"}, "not supported yet"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' is not supported yet"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 8.0}}, "'longrope' is not supported"),
+        ({"rope_scaling": "default"}, "must be objects"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
         ({"attention_bias": True}, "attention_bias True"),
         ({"mlp_bias": True}, "mlp_bias True"),

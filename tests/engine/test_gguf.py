@@ -9,84 +9,14 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from engine.gguf_files import HEADS, KV_HEADS, LAYERS, write_gguf
 from gguf import GGMLQuantizationType
-from tokenizers import pre_tokenizers
 
 from stepgraph.engine import demo
 from stepgraph.engine.checkpoint import Checkpoint, load_checkpoint
 from stepgraph.engine.errors import ModelError
 from stepgraph.engine.gguf_file import open_gguf
 from stepgraph.engine.weights_cache import default_cache_dir
-
-HIDDEN, INNER, HEADS, KV_HEADS, LAYERS = 64, 96, 4, 2, 2
-TOKENS = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġa", "<s>", "</s>"]
-SHAPES = {
-    "attn_norm": ("input_layernorm", (HIDDEN,)),
-    "attn_q": ("self_attn.q_proj", (HIDDEN, HIDDEN)),
-    "attn_k": ("self_attn.k_proj", (HIDDEN // 2, HIDDEN)),
-    "attn_v": ("self_attn.v_proj", (HIDDEN // 2, HIDDEN)),
-    "attn_output": ("self_attn.o_proj", (HIDDEN, HIDDEN)),
-    "ffn_norm": ("post_attention_layernorm", (HIDDEN,)),
-    "ffn_gate": ("mlp.gate_proj", (INNER, HIDDEN)),
-    "ffn_up": ("mlp.up_proj", (INNER, HIDDEN)),
-    "ffn_down": ("mlp.down_proj", (HIDDEN, INNER)),
-}
-
-
-def permuted(rows: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
-    """The order in which Llama's converter writes Q and K rows; a row is [values] or [quantised bytes]."""
-    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
-
-
-def write_gguf(
-    path: Path, quantised: GGMLQuantizationType = GGMLQuantizationType.F32, tied: bool = True, **changes: Any
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Writes a small Llama and returns what a reader should get: matrices rounded to the quantisation."""
-    writer = gguf.GGUFWriter(path, changes.get("architecture", "llama"))
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_block_count(LAYERS)
-    writer.add_head_count(changes.get("heads", HEADS))
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(50000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    if "scaling" in changes:
-        writer.add_string("llama.rope.scaling.type", changes["scaling"])
-    if "experts" in changes:
-        writer.add_expert_count(changes["experts"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([1] * 257 + [3, 3])
-    writer.add_token_merges(["Ġ a"])
-    writer.add_bos_token_id(257)
-    writer.add_eos_token_id(258)
-    chance = np.random.default_rng(0)
-    expected = {}
-
-    def add(name: str, hugging_face: str, shape: tuple[int, ...]) -> None:
-        kind = quantised if len(shape) == 2 else GGMLQuantizationType.F32
-        data = gguf.quants.quantize(chance.standard_normal(shape, dtype=np.float32), kind)
-        expected[hugging_face + ".weight"] = gguf.quants.dequantize(data, kind)
-        heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(name.split(".")[-1])
-        writer.add_tensor(name + ".weight", permuted(data, heads) if heads else data, raw_dtype=kind)
-
-    add("token_embd", "model.embed_tokens", (len(TOKENS), HIDDEN))
-    for layer in range(LAYERS):
-        for name, (hugging_face, shape) in SHAPES.items():
-            add(f"blk.{layer}.{name}", f"model.layers.{layer}.{hugging_face}", shape)
-    add("output_norm", "model.norm", (HIDDEN,))
-    if not tied:
-        add("output", "lm_head", (len(TOKENS), HIDDEN))
-    for name in changes.get("extra", ()):
-        writer.add_tensor(name, np.zeros(4, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return expected
 
 
 def load(path: Path, **options: Any) -> Checkpoint:
@@ -130,16 +60,33 @@ def test_an_output_tensor_is_an_untied_head(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"architecture": "qwen9"}, "architecture 'qwen9' is not supported; known: llama"),
-        ({"scaling": "yarn"}, "rope scaling (yarn) is not supported yet"),
-        ({"extra": ["rope_freqs.weight"]}, "rope scaling"),
-        ({"experts": 8}, "mixture of experts"),
+        ({"architecture": "qwen9"}, "architecture 'qwen9' is not supported; known: llama, qwen2, qwen3"),
+        ({"metadata": {"rope.scaling.type": "longrope", "rope.scaling.factor": 4.0}}, "'longrope' is not supported"),
+        ({"metadata": {"rope.scaling.type": "linear"}}, "factor must be a number above 0"),
+        ({"metadata": {"rope.scaling.yarn_ext_factor": 2.0}}, "llama.rope.scaling.yarn_ext_factor 2.0 is not"),
+        ({"metadata": {"rope.scale_linear": 2.0}}, "llama.rope.scale_linear 2.0 is not"),
+        ({"metadata": {"attention.sliding_window": 32}}, "llama.attention.sliding_window 32 is not supported"),
+        ({"metadata": {"attention.key_length": 16, "rope.dimension_count": 8}}, "rotated as a whole"),
+        ({"metadata": {"expert_count": 8}}, "llama.expert_count 8 is not supported"),
+        ({"extra": {"rope_freqs.weight": np.zeros(8, np.float32)}}, "must be 8 float32 numbers above 0"),
+        ({"extra": {"rope_freqs.weight": np.ones(7, np.float32)}}, "must be 8 float32 numbers above 0"),
+        ({"extra": {"rope_freqs.weight": np.ones(8, np.float16)}}, "must be 8 float32 numbers above 0"),
+        (
+            {
+                "metadata": {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+                "extra": {"rope_freqs.weight": np.ones(8, np.float32)},
+            },
+            "both rope_freqs.weight and rope scaling",
+        ),
         (
             {"heads": 8},
             "model.layers.0.self_attn.k_proj.weight has shape [32, 64], but the configuration needs [16, 64]",
         ),
-        ({"extra": ["blk.0.attn_q.bias"]}, "unexpected tensor model.layers.0.self_attn.q_proj.bias [4]"),
-        ({"extra": ["blk.9.novel.weight"]}, "unexpected tensor blk.9.novel.weight"),
+        (
+            {"extra": {"blk.0.attn_q.bias": np.zeros(4, np.float32)}},
+            "unexpected tensor model.layers.0.self_attn.q_proj.bias [4]",
+        ),
+        ({"extra": {"blk.9.novel.weight": np.zeros(4, np.float32)}}, "unexpected tensor blk.9.novel.weight"),
         ({"quantised": GGMLQuantizationType.I32}, "quantisation I32, which is not supported"),
     ],
 )

@@ -12,6 +12,13 @@ def test_defaults_are_vllms() -> None:
     params = SamplingParams()
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (1.0, 1.0, 0, 16)
     assert (params.stop, params.stop_token_ids, params.seed, params.ignore_eos) == ((), (), None, False)
+    assert (params.min_p, params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (0, 1, 0, 0)
+    assert not params.penalises
+
+
+@pytest.mark.parametrize("field", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+def test_any_penalty_penalises(field: str) -> None:
+    assert SamplingParams(**{field: 2}).penalises  # type: ignore[arg-type]
 
 
 def test_values_are_kept_in_one_form() -> None:
@@ -54,6 +61,16 @@ def test_values_are_kept_in_one_form() -> None:
         ("seed", 1.5, "an integer"),
         ("seed", False, "an integer"),
         ("ignore_eos", 1, "True or False"),
+        ("min_p", -0.01, "from 0 to 1"),
+        ("min_p", 1.01, "from 0 to 1"),
+        ("min_p", None, "from 0 to 1"),
+        ("repetition_penalty", 0, "above 0"),
+        ("repetition_penalty", -1.0, "above 0"),
+        ("repetition_penalty", math.inf, "above 0"),
+        ("presence_penalty", 2.1, "from -2 to 2"),
+        ("presence_penalty", math.nan, "from -2 to 2"),
+        ("frequency_penalty", -2.1, "from -2 to 2"),
+        ("frequency_penalty", True, "from -2 to 2"),
     ],
 )
 def test_bad_values_name_field_value_and_range(field: str, value: object, wanted: str) -> None:

@@ -192,6 +192,20 @@ def test_llama_3_takes_known_words_whole_and_cuts_its_own_way() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["x=1234\n\n  y's aab", "e\u0301 naïve İ", "a  b\t\n c", "٣٤٥ ½ Ⅷ日本語🙂", "I'LL a1b22", " ab ab"]
+)
+def test_qwen_2_joins_marks_and_cuts_as_transformers_does(text: str) -> None:
+    from transformers import Qwen2Tokenizer
+
+    data = metadata(ggml__pre="qwen2")
+    vocabulary = {token: index for index, token in enumerate(data["tokenizer.ggml.tokens"])}
+    reference = Qwen2Tokenizer(vocabulary, [("Ġ", "a"), ("a", "b")], unk_token=None, eos_token="</s>", pad_token=None)
+    ids = reference(text).input_ids
+    tokenizer = tokenizer_from_gguf(data, (), "m")
+    assert tokenizer.encode(text) == ids and tokenizer.decode(ids) == reference.decode(ids)
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"ggml__model": "llama"}, "'llama' with tokenizer.ggml.pre 'smollm' is not supported; known: 'gpt2' with"),

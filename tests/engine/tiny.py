@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from stepgraph.engine.config import ModelConfig
@@ -70,6 +72,7 @@ def tiny_engine(
     num_blocks: int = 400,
     chunk_tokens: int = 64,
     max_model_len: int = 256,
+    **options: Any,
 ) -> EngineCore:
     shape = AttentionShape(CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE)
     core = EngineCore(
@@ -80,6 +83,7 @@ def tiny_engine(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         chunk_tokens=chunk_tokens,
+        **options,
     )
     core.capture()
     return core

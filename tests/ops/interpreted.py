@@ -4,43 +4,75 @@ bfloat16 is left to the GPU: the interpreter multiplies its bits as integers.
 """
 
 import random
+from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
-from ops.oracle import check, decode_lengths, make_case
+from ops.oracle import Case, check, decode_lengths, make_case, run_decode, run_prefill
+from ops.sampling_cases import sampling_case
 
-from stepgraph.ops.attention.triton_decode import paged_decode
-from stepgraph.ops.attention.triton_prefill import paged_prefill
+from stepgraph.ops.attention.decode_plan import DecodeConfig
+from stepgraph.ops.attention.triton_backend import TritonAttention
 from stepgraph.ops.sampling.philox import uniform_rows
-from stepgraph.ops.sampling.reference import sample_reference
-from stepgraph.ops.sampling.triton_sample import _uniform, sample_triton
+from stepgraph.ops.sampling.triton_chain import chain_triton
+from stepgraph.ops.sampling.triton_rows import uniform_from
+from stepgraph.ops.sampling.triton_sample import SamplePlan
 
-DECODE = [((9, 3, 64), torch.float32), ((20, 1, 80), torch.float32), ((2, 2, 16), torch.float16)]
-PREFILL = [((3, 1, 64), torch.float32), ((2, 1, 80), torch.float16)]
+CPU = torch.device("cpu")
+SMALL = DecodeConfig(tile_bytes=4096, num_stages=3, programs_per_sm=1, min_chunk=16)
+AHEAD = replace(SMALL, num_stages=1)
+DECODE = [  # heads, dtype, config, programs for each of ten rows and a KV head, window
+    ((9, 3, 64), torch.float32, SMALL, 1, None),
+    ((9, 3, 64), torch.float32, SMALL, 5, 70),
+    ((20, 1, 80), torch.float32, AHEAD, 7, None),
+    ((2, 2, 16), torch.float16, AHEAD, 3, 40),
+    ((4, 2, 32), torch.float16, replace(AHEAD, min_chunk=48), 6, None),
+]
+PREFILL = [
+    ((3, 1, 64), torch.float32, None),
+    ((2, 1, 80), torch.float16, None),
+    ((2, 1, 32), torch.float32, 20),
+    ((2, 1, 64), torch.float32, 100),
+]
+
+
+def attention(case: Case, config: DecodeConfig, num_sms: int) -> TritonAttention:
+    return TritonAttention(case.shape, CPU, max_rows=10, max_len=320, config=config, num_sms=num_sms)
 
 
 def decode() -> None:
-    for seed, (heads, dtype) in enumerate(DECODE):
-        case = make_case(decode_lengths(random.Random(seed)), heads=heads, dtype=dtype, seed=seed)
-        out = torch.full_like(case.q, float("nan"))
-        paged_decode(case.q, case.kv, case.block_tables, case.seq_lens, out, case.scale)
-        check(out, case)
+    for seed, (heads, dtype, config, splits, window) in enumerate(DECODE):
+        case = make_case(decode_lengths(random.Random(seed)), heads=heads, dtype=dtype, seed=seed, window=window)
+        backend = attention(case, config, 10 * heads[1] * splits)
+        assert backend.decode_plan.splits(10) == splits
+        check(run_decode(backend, case), case)
+        assert not backend.workspace.arrived.any()
+
+
+def decode_as_a_row_grows() -> None:
+    """One workspace, and rows that are cut into one to seven parts."""
+    case = make_case([200, 200], heads=(4, 2, 32))
+    cases = (case, replace(case, window=50))
+    backends = [attention(case, SMALL, 28) for case in cases]
+    assert [backend.decode_plan.splits(2) for backend in backends] == [7, 4]
+    for lengths in ([1, 200], [16, 17], [33, 0], [112, 113], [200, 90], [1, 1]):
+        case.seq_lens.copy_(torch.tensor(lengths))
+        for shown, backend in zip(cases, backends, strict=True):
+            check(run_decode(backend, shown), shown)
+            assert not backend.workspace.arrived.any()
 
 
 def prefill() -> None:
     lengths, queries = [1, 17, 40, 300, 0, 33, 65], [1, 17, 8, 150, 0, 0, 65]
-    for seed, (heads, dtype) in enumerate(PREFILL):
-        case = make_case(lengths, queries, heads=heads, dtype=dtype, seed=seed, tail_tokens=3)
-        out = torch.zeros_like(case.q)
-        tables = (case.block_tables, case.seq_lens, case.query_start)
-        paged_prefill(case.q, case.kv, *tables, out, case.scale, max(queries))
-        check(out, case)
+    for seed, (heads, dtype, window) in enumerate(PREFILL):
+        case = make_case(lengths, queries, heads=heads, dtype=dtype, seed=seed, tail_tokens=3, window=window)
+        check(run_prefill(attention(case, SMALL, 1), case), case)
 
 
 @triton.jit
 def store_uniforms(seed, position, out, start, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    u = _uniform(tl.load(seed), tl.load(position), start, BLOCK)
+    u = uniform_from(tl.load(seed), tl.load(position), start, BLOCK)
     tl.store(out + tl.arange(0, BLOCK), u)
 
 
@@ -52,29 +84,21 @@ def uniforms() -> None:
 
 
 def sampling() -> None:
-    noise = torch.Generator().manual_seed(0)
-    temperature = torch.tensor([0.0, 1.0, 0.7, 1.5, 1.0, 0.3, float("nan"), 2.0])
-    top_k = torch.tensor([0, 0, 5, 0, 50, 3, 2, 10**6], dtype=torch.int32)
-    top_p = torch.tensor([1.0, 1.0, 1.0, 0.9, 0.8, 0.5, 0.1, 0.0])
-    for index, vocab in enumerate([7, 50, 4096, 5000, 9001] * 2):
-        logits = torch.randn(8, vocab, generator=noise) * 3
-        if index % 3 == 0:
-            logits = logits.round()  # ties, also at the edge of top-k
-        if index % 4 == 0:
-            logits = logits.bfloat16()
-        if index % 5 == 0:
-            logits[1], logits[2, 0], logits[3, 1:], logits[4, :5] = float("nan"), float("inf"), float("-inf"), -0.0
-        seed = torch.randint(-(2**63), 2**63 - 1, (8,), generator=noise)
-        position = torch.randint(0, 2**40, (8,), generator=noise)
-        want, got = torch.full((8,), -1), torch.full((8,), -1)
-        sample_reference(logits, temperature, top_k, top_p, seed, position, want)
-        sample_triton(logits, temperature, top_k, top_p, seed, position, got)
-        assert torch.equal(want, got), (vocab, index, want, got)
+    """Small blocks share a row between many programs; a list without room is settled by the whole row."""
+    small = SamplePlan(block=128, bins=128, room=128, programs=10**6)
+    plans = [SamplePlan(), small, replace(small, room=4), replace(small, programs=30), replace(small, bins=16, room=16)]
+    for number, vocab in [(0, 7), (1, 500), (2, 300), (3, 1001), (4, 640), (6, 700), (10, 129)]:
+        case = sampling_case(number, rows=12, vocab=vocab)
+        want, seen = case.reference()
+        for got in (case.triton(plans[number % len(plans)]), case.run(chain_triton, block=512)):
+            assert torch.equal(got[0], want), (number, want, got[0])
+            assert torch.equal(got[1], seen)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     decode()
+    decode_as_a_row_grows()
     prefill()
     uniforms()
     sampling()

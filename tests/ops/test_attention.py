@@ -1,15 +1,16 @@
-"""The attention contract: the torch reference everywhere, the Triton kernels where there is a GPU."""
+"""The attention contract: the torch reference, errors and selection. The Triton kernels: test_attention_gpu.py."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops.oracle import Case, check, decode_lengths, make_case
+from ops.oracle import Case, check, decode_lengths, make_case, run_decode, run_prefill
 
 from stepgraph.ops.attention import AttentionBackend, AttentionShape, available_backends, get_backend, select
-from stepgraph.ops.attention.gather import _group_by_length
+from stepgraph.ops.attention.gather import PlanMemo, _group_by_length
 from stepgraph.ops.attention.reference import ReferenceAttention
 from stepgraph.runtime.errors import ConfigError, InputError
 from stepgraph.runtime.platforms.tape import TapePlatform
@@ -19,28 +20,16 @@ HEADS = [(9, 3, 64), (8, 8, 32), (4, 1, 128), (20, 1, 80)]
 LENGTHS = st.lists(st.integers(0, 90), min_size=1, max_size=8)
 
 
-def shape_of(case: Case) -> AttentionShape:
-    return AttentionShape(case.q.shape[1], case.kv.shape[3], case.q.shape[2], case.kv.shape[2])
-
-
 def backend_for(case: Case, name: str = "reference") -> AttentionBackend:
-    return get_backend(name, case.q.device, shape_of(case))
+    return get_backend(name, case.q.device, case.shape)
 
 
-def decode(case: Case, name: str = "reference") -> torch.Tensor:
-    out = torch.full_like(case.q, float("nan"))
-    backend_for(case, name).decode(case.q, case.kv, case.block_tables, case.seq_lens, out)
-    return out
+def decode(case: Case) -> torch.Tensor:
+    return run_decode(backend_for(case), case)
 
 
-def prefill(case: Case, name: str = "reference", *, max_query_len: int | None = None) -> torch.Tensor:
-    """Tokens past the last request's start out as 0, which is what the oracle says of them."""
-    out = torch.zeros_like(case.q)
-    longest = int(case.query_start.diff().max()) if max_query_len is None else max_query_len
-    backend_for(case, name).prefill(
-        case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out, max_query_len=longest
-    )
-    return out
+def prefill(case: Case) -> torch.Tensor:
+    return run_prefill(backend_for(case), case)
 
 
 # --- the reference
@@ -114,15 +103,51 @@ def test_prefill_of_any_split(requests: list[tuple[int, int]], seed: int) -> Non
     check(prefill(case), case)
 
 
+@pytest.mark.parametrize("window", [1, 15, 16, 17, 40, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decode_reads_no_token_before_the_window(window: int, dtype: torch.dtype) -> None:
+    """What lies before it is NaN in these caches, and its blocks are given back."""
+    case = make_case(decode_lengths(random.Random(3)), window=window, dtype=dtype)
+    check(decode(case), case)
+
+
+def test_decode_gathers_the_windows_tokens_only() -> None:
+    case = make_case([700, 30, 0, 200], window=40)
+    plan = PlanMemo().get(case.kv, case.block_tables, case.seq_lens, merge=True, reach=(40,) * 4)
+    assert [(chunk.num_rows, chunk.max_len) for chunk in plan.chunks] == [(3, 40)]
+
+
+@pytest.mark.parametrize("window", [1, 15, 16, 40, 101, 5000])
+def test_prefill_sees_no_further_back_than_the_window(window: int) -> None:
+    case = make_case([1, 17, 40, 100, 0, 33], [1, 17, 8, 1, 0, 0], window=window, tail_tokens=3)
+    check(prefill(case), case)
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60)), min_size=1, max_size=5), st.integers(1, 70))
+@settings(max_examples=30, deadline=None)
+def test_prefill_of_any_split_and_window(requests: list[tuple[int, int]], window: int) -> None:
+    lengths, wanted = zip(*requests, strict=True)
+    queries = [min(*pair) for pair in zip(lengths, wanted, strict=True)]
+    case = make_case(lengths, queries, window=window)
+    check(prefill(case), case)
+
+
+def test_one_plan_is_not_used_for_another_window() -> None:
+    case = make_case([40, 33, 60])
+    for window in (None, 20, None, 7):
+        shown = replace(case, window=window)
+        check(decode(shown), shown)
+
+
 def test_operators_are_declared_as_they_behave() -> None:
     case = make_case([17, 0, 5], [1, 0, 3])
     out = torch.zeros_like(case.q)
     args = (case.q, case.kv.nan_to_num(), case.block_tables, case.seq_lens)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(
-        torch.ops.stepgraph.reference_prefill.default, (*args, case.query_start, out, 0.5), test_utils=checks
+        torch.ops.stepgraph.reference_prefill.default, (*args, case.query_start, out, 0.5, 4), test_utils=checks
     )
-    rows = (args[0][:3], *args[1:], out[:3], 0.5)
+    rows = (args[0][:3], *args[1:], out[:3], 0.5, 4)
     torch.library.opcheck(torch.ops.stepgraph.reference_decode.default, rows, test_utils=checks)
 
 
@@ -164,6 +189,11 @@ def test_head_counts_must_divide() -> None:
         AttentionShape(9, 2, 64)
 
 
+def test_a_window_holds_a_token() -> None:
+    with pytest.raises(ConfigError, match="a window must hold at least 1 token, got 0"):
+        AttentionShape(4, 2, 32, window=0)
+
+
 def test_selection_names_what_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = AttentionShape(4, 2, 32)
     assert get_backend(None, "cpu", shape).name == "reference"
@@ -185,91 +215,3 @@ def test_a_gpu_cannot_capture_the_reference_and_a_tape_can() -> None:
     assert ReferenceAttention(shape, torch.device("cuda")).support is AttentionCGSupport.NEVER
     assert max(AttentionCGSupport) is AttentionCGSupport.ALWAYS
     assert AttentionCGSupport.UNIFORM_BATCH > AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE > AttentionCGSupport.NEVER
-
-
-# --- on a GPU
-
-GPU_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(9, 3, 64), (20, 1, 80), (8, 1, 128)])
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
-def test_triton_decode_equals_attention_in_float64(
-    device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
-) -> None:
-    case = make_case([*decode_lengths(random.Random(2)), 2048], heads=heads, dtype=dtype).to(device)
-    check(decode(case, "triton"), case)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 128)])
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
-def test_triton_prefill_equals_attention_in_float64(
-    device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
-) -> None:
-    lengths, queries = [1, 17, 40, 300, 0, 33, 129], [1, 17, 8, 200, 0, 0, 129]
-    case = make_case(lengths, queries, heads=heads, dtype=dtype, tail_tokens=3).to(device)
-    check(prefill(case, "triton"), case)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["reference", "triton"])
-def test_both_backends_run_eagerly_on_a_gpu(device: torch.device, name: str) -> None:
-    case = make_case([40, 0, 17, 300], heads=(9, 3, 64)).to(device)
-    check(decode(case, name), case)
-    case = make_case([40, 17, 300], [3, 17, 70], heads=(9, 3, 64)).to(device)
-    check(prefill(case, name), case)
-
-
-@pytest.mark.gpu
-def test_captured_triton_decode_is_right_for_other_lengths(device: torch.device) -> None:
-    """Captured with short rows, replayed with longer ones: no context size is frozen in the graph."""
-    case = make_case([300, 65, 2048, 17], heads=(9, 3, 64), dtype=torch.bfloat16).to(device)
-    full = case.seq_lens.clone()
-    backend = backend_for(case, "triton")
-    assert backend.support >= AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    out = torch.empty_like(case.q)
-
-    def step() -> None:
-        backend.decode(case.q, case.kv, case.block_tables, case.seq_lens, out)
-
-    case.seq_lens.fill_(1)
-    graph = capture(step)
-    for lengths in ([1, 1, 1, 1], [300, 65, 2048, 17], [0, 64, 1000, 0], [16, 0, 15, 17]):
-        case.seq_lens.copy_(torch.minimum(torch.tensor(lengths, device=device), full))
-        case.q.neg_()
-        out.fill_(float("nan"))
-        graph.replay()
-        check(out, case)
-
-
-@pytest.mark.gpu
-def test_captured_triton_prefill_is_right_for_a_uniform_batch(device: torch.device) -> None:
-    """Speculative verification: every request has four new tokens, whatever its length."""
-    case = make_case([300, 65, 4, 17], [4, 4, 4, 4], heads=(9, 3, 64)).to(device)
-    backend = backend_for(case, "triton")
-    assert backend.support is AttentionCGSupport.UNIFORM_BATCH
-    out = torch.empty_like(case.q)
-
-    def step() -> None:
-        backend.prefill(case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out, max_query_len=4)
-
-    graph = capture(step)
-    for lengths in ([4, 4, 4, 4], [300, 65, 4, 17], [64, 33, 4, 5]):
-        case.seq_lens.copy_(torch.tensor(lengths))
-        out.zero_()
-        graph.replay()
-        check(out, case)
-
-
-def capture(step) -> torch.cuda.CUDAGraph:  # type: ignore[no-untyped-def]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()  # compiles the kernel, which a capture must not
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph

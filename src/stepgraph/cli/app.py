@@ -38,6 +38,7 @@ class Device(StrEnum):
 
 
 class DType(StrEnum):
+    AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
@@ -64,15 +65,19 @@ def run_command(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; '-' reads them from standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="A file with one prompt a line.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="A Hugging Face directory or a GGUF file. Default: the demo model.")
+        str | None,
+        typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
     ] = None,
     graphs: Annotated[Graphs, typer.Option(help="Replay decode steps as graphs, or run them eagerly.")] = Graphs.FULL,
     ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
     device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
     attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
-    dtype: Annotated[
-        DType | None, typer.Option(help="Type of weights and activations. Default: the device's own.")
+    operations: Annotated[
+        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
     ] = None,
+    dtype: Annotated[
+        DType, typer.Option(help="Type of weights and activations; auto: float32 on a CPU, as stored on a GPU.")
+    ] = DType.AUTO,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt, at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample among the k best tokens; 0 is off.")] = 0,
@@ -97,7 +102,8 @@ def run_command(
                 ladder=ladder,
                 device=None if device is None else device.value,
                 attention=attention,
-                dtype=None if dtype is None else dtype.value,
+                operations=operations,
+                dtype=dtype.value,
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_k=top_k,

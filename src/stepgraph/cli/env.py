@@ -49,6 +49,7 @@ def run_checks() -> list[Check]:
         ("safetensors", True, "weights", lambda: _package("safetensors")),
         ("tokenizers", True, "text", lambda: _package("tokenizers")),
         ("gguf", True, "GGUF models", lambda: _package("gguf")),
+        ("huggingface_hub", False, "models by hub id", lambda: _package("huggingface_hub")),
         ("demo model", False, "run without --model", _demo_model),
         ("CUDA device", False, "GPU", _cuda_device),
         ("CUDA driver", False, "GPU", _cuda_driver),

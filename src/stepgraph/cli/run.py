@@ -31,7 +31,8 @@ class RunOptions:
     ladder: str = "vllm"
     device: str | None = None
     attention: str | None = None
-    dtype: str | None = None
+    operations: str | None = None
+    dtype: str = "auto"
     max_tokens: int = 128
     temperature: float = 0.0
     top_k: int = 0
@@ -97,8 +98,6 @@ def gather_prompts(options: RunOptions) -> list[str]:
 
 def start(options: RunOptions, num_prompts: int) -> LLM:
     """Load the model and capture its graphs, for as many requests at once as there are prompts."""
-    import torch
-
     from stepgraph.cli.console import ProgressBar
     from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
@@ -109,11 +108,12 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
         return LLM(
             options.model if options.model is not None else demo_model_path(),
             device=options.device,
-            dtype=None if options.dtype is None else getattr(torch, options.dtype),
+            dtype=options.dtype,
             graphs="disabled" if options.graphs == "disabled" else "full",
             ladder=Ladder.parse(options.ladder, max(LONGEST_RULE, rows)),
             max_num_seqs=rows,
             attention=options.attention,
+            operations=options.operations,
             progress=progress,
         )
 
@@ -142,6 +142,7 @@ def make_report(
         "device": str(llm.core.model.device),
         "dtype": str(llm.core.model.dtype).removeprefix("torch."),
         "attention": llm.core.attention.name,
+        "operations": llm.core.model.operations.name,
         "graphs": options.graphs,
         "ladder": options.ladder,
         "captured_sizes": sorted(key.num_reqs or key.num_tokens for key in capture.graphs),

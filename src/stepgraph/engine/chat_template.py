@@ -13,8 +13,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from stepgraph.engine.config import one_line
 from stepgraph.engine.errors import ModelError, RequestError
+from stepgraph.engine.fields import one_line
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,30 @@
-"""Loads a model from local files: a Hugging Face directory or a GGUF file, picked by what the path is."""
+"""Loads a model: a Hugging Face directory, a model of the Hugging Face hub, or a GGUF file."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from stepgraph.engine.config import ModelConfig, one_line
+from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.errors import ModelError
-from stepgraph.engine.gguf_loader import load_gguf
+from stepgraph.engine.fields import one_line
+from stepgraph.engine.gguf_loader import gguf_dtype, load_gguf
+from stepgraph.engine.hub import local_path
 from stepgraph.engine.safetensors_loader import load_directory
+from stepgraph.engine.source import Source
 from stepgraph.engine.tokenizer import Tokenizer
 from stepgraph.engine.weights_cache import cache_file, default_cache_dir, read_cache, write_cache
 
 Progress = Callable[[int, int, str], None]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_Source = tuple[ModelConfig, Tokenizer, int, Iterator[tuple[str, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A loaded model.
 
-    weights: Hugging Face's Llama names -> tensors of one dtype on one device. On the CPU they may be mapped from a
+    weights: Hugging Face's names -> tensors of one dtype on one device. On the CPU they may be mapped from a
     file, privately: writing to them does not change it. "lm_head.weight" is absent when the head is tied.
     from_cache: the weights were dequantised by an earlier start.
     """
@@ -34,38 +36,37 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    path: str | Path,
+    model: str | Path,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     device: str | torch.device,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Checkpoint:
-    """Loads the model at `path`, a Hugging Face directory (safetensors) or a GGUF file.
+    """Loads a model: a Hugging Face directory (safetensors), a GGUF file, or the hub's id of one ("org/name").
 
-    dtype: float32, bfloat16 or float16; the weights are converted as they are placed, one tensor at a time.
-    cache_dir: where a GGUF file's dequantised weights are kept for the next start; None is the platform's cache
-    directory. progress: called as (done, total, tensor name) after each tensor.
+    dtype: float32, bfloat16 or float16; the weights are converted as they are placed, one tensor at a time. None: as
+    they are stored, bfloat16 where they are quantised. cache_dir: where a GGUF file's dequantised weights are kept for
+    the next start; None is the platform's cache directory. progress: called as (done, total, tensor name) after each
+    tensor.
     Raises ModelError, in one line that names the file, when something is missing, damaged or not supported.
     """
-    if dtype not in _DTYPES:
+    if dtype is not None and dtype not in _DTYPES:
         raise ModelError(f"dtype {dtype} is not supported; use one of: {', '.join(str(d) for d in _DTYPES)}")
-    path = Path(path)
+    path = local_path(model)
     from_cache = False
     if path.is_dir():
         source = load_directory(path)
-    elif path.is_file():
-        _refuse_other_files(path)
-        source, from_cache = _gguf_through_cache(path, dtype, Path(cache_dir or default_cache_dir()))
     else:
-        raise ModelError(f"{path} does not exist; give a local model directory or a .gguf file")
-    config, tokenizer, total, tensors = source
+        _refuse_other_files(path)
+        cache = Path(cache_dir or default_cache_dir())
+        source, from_cache = _gguf_through_cache(path, dtype or gguf_dtype(path), cache)
     weights = {}
-    for done, (name, tensor) in enumerate(tensors, 1):
-        weights[name] = _place(name, tensor, dtype, device)
+    for done, (name, tensor) in enumerate(source.tensors, 1):
+        weights[name] = _place(name, tensor, dtype or source.dtype, device)
         if progress is not None:
-            progress(done, total, name)
-    return Checkpoint(config, weights, tokenizer, from_cache)
+            progress(done, source.num_tensors, name)
+    return Checkpoint(source.config, weights, source.tokenizer, from_cache)
 
 
 def _refuse_other_files(path: Path) -> None:
@@ -75,7 +76,7 @@ def _refuse_other_files(path: Path) -> None:
         raise ModelError(f"{path} is a pickle, which may run code; give a safetensors directory or a .gguf file")
 
 
-def _gguf_through_cache(path: Path, dtype: torch.dtype, cache_dir: Path) -> tuple[_Source, bool]:
+def _gguf_through_cache(path: Path, dtype: torch.dtype, cache_dir: Path) -> tuple[Source, bool]:
     try:
         cached_path = cache_file(cache_dir, path, dtype)
     except OSError as error:
@@ -83,17 +84,17 @@ def _gguf_through_cache(path: Path, dtype: torch.dtype, cache_dir: Path) -> tupl
     cached = read_cache(cached_path)
     if cached is not None:
         config, tokenizer, weights = cached
-        return (config, tokenizer, len(weights), iter(weights.items())), True
-    config, tokenizer, total, tensors = load_gguf(path, dtype)
+        return Source(config, tokenizer, dtype, len(weights), iter(weights.items())), True
+    source = load_gguf(path, dtype)
 
     def kept() -> Iterator[tuple[str, torch.Tensor]]:
         host = {}
-        for name, tensor in tensors:
+        for name, tensor in source.tensors:
             host[name] = tensor
             yield name, tensor
-        write_cache(cached_path, config, tokenizer, host)
+        write_cache(cached_path, source.config, source.tokenizer, host)
 
-    return (config, tokenizer, total, kept()), False
+    return replace(source, tensors=kept()), False
 
 
 def _place(name: str, tensor: torch.Tensor, dtype: torch.dtype, device: str | torch.device) -> torch.Tensor:

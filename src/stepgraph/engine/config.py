@@ -1,33 +1,60 @@
-"""What a model is made of: its configuration, read defensively, and the tensors that follow from it."""
+"""What a model is made of: its family, and its configuration, read defensively."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from stepgraph.engine.errors import ModelError
+from stepgraph.engine.fields import flag, integer, positive, read_json, token_ids
+from stepgraph.engine.rope import read_rope
 
-_LARGEST_NUMBER = 1e30  # leaves out infinity and integers that no float holds
+_FULL, _SLIDING = "full_attention", "sliding_attention"  # Hugging Face's "layer_types"
 _MOST_LAYERS = 4096  # far above any model; a damaged count must not be looped over
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family of decoder models; a new family is a new row of FAMILIES."""
+    """One family of decoder models; a new family is a new row of FAMILIES.
+
+    hf_class: the name in config.json's "architectures". gguf_name: GGUF's "general.architecture"; None: it has none.
+    defaults: what Hugging Face's configuration class takes for an absent key, where that is not the same for all.
+    window: whose attention has a sliding window: no layer's; all layers' where "sliding_window" is given; or the
+        layers that "use_sliding_window", "max_window_layers" and "layer_types" choose.
+    qkv_bias: Q, K and V projections have biases. qk_norm: query and key heads are normed before they are rotated.
+    gguf_permutes_rope: GGUF stores Q and K rows in rotary pairs, not in halves.
+    """
 
     name: str
-    hf_class: str  # in config.json's "architectures"
-    gguf_name: str  # GGUF's "general.architecture"
-    gguf_permutes_rope: bool  # Q and K rows are stored in rotary pairs, not in halves
+    hf_class: str
+    gguf_name: str | None
+    defaults: Mapping[str, Any]
+    window: Literal["none", "all", "chosen"] = "none"
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    gguf_permutes_rope: bool = False
 
 
-FAMILIES = (Family("llama", "LlamaForCausalLM", "llama", gguf_permutes_rope=True),)
+# SmolLM2 is a Llama. A GGUF file calls Mistral's models llama too.
+_QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+_MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+FAMILIES = (
+    Family("llama", "LlamaForCausalLM", "llama", {"max_position_embeddings": 2048}, gguf_permutes_rope=True),
+    Family("mistral", "MistralForCausalLM", None, _MISTRAL, window="all"),
+    Family("qwen2", "Qwen2ForCausalLM", "qwen2", _QWEN, window="chosen", qkv_bias=True),
+    Family("qwen3", "Qwen3ForCausalLM", "qwen3", {**_QWEN, "head_dim": 128}, window="chosen", qk_norm=True),
+)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants of one model. Lengths are in tokens, sizes in elements."""
+    """Sizes and constants of one model. Lengths are in tokens, sizes in elements.
+
+    max_position_embeddings: the longest sequence, rope scaling included.
+    rope_frequencies: radians a position, one for each pair of a head's elements; None: theta's own, unscaled.
+    rope_scale: multiplies the rotary cosines and sines.
+    window: a token attends to this many tokens, itself included; None: to all before it.
+    """
 
     architecture: str
     vocab_size: int
@@ -43,24 +70,11 @@ class ModelConfig:
     tie_word_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelError when it is missing, not JSON, or not an object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing; a model directory needs it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {one_line(error)}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}; an object is needed")
-    return value
-
-
-def one_line(error: BaseException) -> str:
-    """The message of someone else's exception as one line, at most 300 characters."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    rope_frequencies: tuple[float, ...] | None = None
+    rope_scale: float = 1.0
+    window: int | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -82,19 +96,18 @@ def read_config(directory: Path) -> ModelConfig:
     if family is None:
         known = ", ".join(family.hf_class for family in FAMILIES)
         raise ModelError(f"{path}: architecture {hf_class!r} is not supported; known: {known}")
-    return parse_config(fields, family, str(path))
+    return parse_config({**family.defaults, **fields}, family, str(path))
 
 
 def parse_config(fields: Mapping[str, Any], family: Family, where: str) -> ModelConfig:
     """Checks a mapping with Hugging Face's key names and returns the configuration.
 
-    Absent optional keys take the defaults of Hugging Face's LlamaConfig. Raises ModelError naming `where`,
-    the key, its value and what is allowed.
+    Raises ModelError naming `where`, the key, its value and what is allowed.
     """
     _refuse_unsupported(fields, where)
-    hidden_size = _integer(fields, "hidden_size", where)
-    num_heads = _integer(fields, "num_attention_heads", where)
-    num_kv_heads = _integer(fields, "num_key_value_heads", where, default=num_heads)
+    hidden_size = integer(fields, "hidden_size", where)
+    num_heads = integer(fields, "num_attention_heads", where)
+    num_kv_heads = integer(fields, "num_key_value_heads", where, default=num_heads)
     if num_heads % num_kv_heads:
         raise ModelError(
             f"{where}: num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}"
@@ -104,129 +117,71 @@ def parse_config(fields: Mapping[str, Any], family: Family, where: str) -> Model
             f"{where}: hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}, "
             "and there is no head_dim"
         )
-    head_dim = _integer(fields, "head_dim", where, default=hidden_size // num_heads)
+    head_dim = integer(fields, "head_dim", where, default=hidden_size // num_heads)
     if head_dim % 2:
         raise ModelError(f"{where}: head_dim must be even for rotary embeddings, got {head_dim}")
-    vocab_size = _integer(fields, "vocab_size", where)
-    tied = fields.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool):
-        raise ModelError(f"{where}: tie_word_embeddings must be true or false, got {tied!r}")
+    vocab_size = integer(fields, "vocab_size", where)
+    num_layers = integer(fields, "num_hidden_layers", where, high=_MOST_LAYERS)
+    rope = read_rope(fields, head_dim, integer(fields, "max_position_embeddings", where, default=2048), where)
+    bos = token_ids(fields, "bos_token_id", vocab_size, where)
     return ModelConfig(
         architecture=family.name,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        intermediate_size=_integer(fields, "intermediate_size", where),
-        num_layers=_integer(fields, "num_hidden_layers", where, high=_MOST_LAYERS),
+        intermediate_size=integer(fields, "intermediate_size", where),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_positive(fields, "rms_norm_eps", where, default=1e-6),
-        rope_theta=_positive({"rope_theta": _either(fields, "rope_theta")}, "rope_theta", where, default=10000.0),
-        max_position_embeddings=_integer(fields, "max_position_embeddings", where, default=2048),
-        tie_word_embeddings=tied,
-        bos_token_id=_first(_token_ids(fields, "bos_token_id", vocab_size, where)),
-        eos_token_ids=_token_ids(fields, "eos_token_id", vocab_size, where),
+        rms_norm_eps=positive(fields, "rms_norm_eps", where, default=1e-6),
+        rope_theta=rope.theta,
+        max_position_embeddings=rope.max_positions,
+        tie_word_embeddings=flag(fields, "tie_word_embeddings", where),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=token_ids(fields, "eos_token_id", vocab_size, where),
+        rope_frequencies=rope.frequencies,
+        rope_scale=rope.scale,
+        window=_window(fields, family, num_layers, rope.max_positions, where),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
     )
 
 
 def _refuse_unsupported(fields: Mapping[str, Any], where: str) -> None:
     """A setting that would change the arithmetic and is not implemented must stop the load, not be ignored."""
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = fields.get(key)
-        if rope is None:
-            continue
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else repr(rope)
-        if kind != "default":
-            raise ModelError(f"{where}: {key} {kind!r} is not supported yet; use a model without rope scaling")
-    rotated = _either(fields, "partial_rotary_factor")
-    if rotated not in (None, 1):
-        raise ModelError(f"{where}: partial_rotary_factor {rotated!r} is not supported yet")
     if fields.get("quantization_config") is not None:
         raise ModelError(f"{where}: quantization_config is not supported; use an unquantised checkpoint or a GGUF file")
     if fields.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{where}: hidden_act {fields['hidden_act']!r} is not supported; known: silu")
     for key in ("attention_bias", "mlp_bias"):
         if fields.get(key, False) is not False:
-            raise ModelError(f"{where}: {key} {fields[key]!r} is not supported yet")
+            raise ModelError(f"{where}: {key} {fields[key]!r} is not supported; use a model without these biases")
 
 
-def _either(fields: Mapping[str, Any], key: str) -> Any:
-    """A rotary setting, from the top level or, as newer files have it, from "rope_parameters"."""
-    value = fields.get(key)
-    return (fields.get("rope_parameters") or {}).get(key) if value is None else value
-
-
-def _integer(fields: Mapping[str, Any], key: str, where: str, default: int | None = None, high: int = 2**31 - 1) -> int:
-    value = fields.get(key)
-    if value is None:
-        value = default
-    if type(value) is not int or not 1 <= value <= high:
-        got = "it is absent" if value is None else f"got {value!r}"
-        raise ModelError(f"{where}: {key} must be an integer from 1 to {high}, {got}")
-    return value
-
-
-def _positive(fields: Mapping[str, Any], key: str, where: str, default: float) -> float:
-    value = fields.get(key)
-    if value is None:
-        value = default
-    if type(value) not in (int, float) or not 0 < value <= _LARGEST_NUMBER:
-        raise ModelError(f"{where}: {key} must be a number above 0 and at most {_LARGEST_NUMBER:g}, got {value!r}")
-    return float(value)
-
-
-def _token_ids(fields: Mapping[str, Any], key: str, vocab_size: int, where: str) -> tuple[int, ...]:
-    value = fields.get(key)
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    for token in ids:
-        if type(token) is not int or not 0 <= token < vocab_size:
-            raise ModelError(f"{where}: {key} must be a token id from 0 to {vocab_size - 1}, got {token!r}")
-    return tuple(ids)
-
-
-def _first(ids: tuple[int, ...]) -> int | None:
-    return ids[0] if ids else None
-
-
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor the model needs, under Hugging Face's names, with its shape [out, in] or [size]."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {
-            prefix + "input_layernorm.weight": (hidden,),
-            prefix + "self_attn.q_proj.weight": (queries, hidden),
-            prefix + "self_attn.k_proj.weight": (keys, hidden),
-            prefix + "self_attn.v_proj.weight": (keys, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, queries),
-            prefix + "post_attention_layernorm.weight": (hidden,),
-            prefix + "mlp.gate_proj.weight": (inner, hidden),
-            prefix + "mlp.up_proj.weight": (inner, hidden),
-            prefix + "mlp.down_proj.weight": (hidden, inner),
-        }
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
-
-
-def check_tensors(config: ModelConfig, found: Mapping[str, tuple[tuple[int, ...], str]], where: str) -> None:
-    """Compares what a checkpoint holds, name -> (shape, file), with what its configuration needs.
-
-    `where` names the checkpoint as a whole, for a tensor that is in none of its files. Raises ModelError naming
-    the first tensor that is missing, unexpected, or of another shape (both shapes).
-    """
-    expected = expected_tensors(config)
-    for name, shape in expected.items():
-        if name not in found:
-            raise ModelError(f"{where}: tensor {name} {list(shape)} is missing; the configuration needs it")
-        actual, file = found[name]
-        if actual != shape:
-            raise ModelError(
-                f"{file}: tensor {name} has shape {list(actual)}, but the configuration needs {list(shape)}"
-            )
-    for name, (shape, file) in found.items():
-        if name not in expected:
-            raise ModelError(f"{file}: unexpected tensor {name} {list(shape)}; the configuration has no place for it")
+def _window(fields: Mapping[str, Any], family: Family, num_layers: int, max_positions: int, where: str) -> int | None:
+    """The sliding window that all layers share; None where none has one that is shorter than the longest sequence."""
+    if family.window == "none":
+        return None
+    size = None if fields.get("sliding_window") is None else integer(fields, "sliding_window", where)
+    first = 0
+    if family.window == "chosen":
+        first = integer(fields, "max_window_layers", where, default=0, low=0)
+        if not flag(fields, "use_sliding_window", where):
+            size = None
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        kinds = [_FULL if size is None or layer < first else _SLIDING for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (_FULL, _SLIDING) for kind in kinds):
+        raise ModelError(f"{where}: layer_types must be {num_layers} times {_FULL} or {_SLIDING}, got {kinds!r:.80}")
+    if size is None and _SLIDING in kinds:
+        raise ModelError(f"{where}: layer_types names {_SLIDING}, but no sliding_window is in use")
+    if size is None or size >= max_positions:
+        return None
+    if _FULL not in kinds:
+        return size
+    if _SLIDING in kinds or family.window == "all":
+        raise ModelError(
+            f"{where}: only {kinds.count(_SLIDING)} of {num_layers} layers have the sliding window of {size} tokens; "
+            "a window is supported in all layers or in none"
+        )
+    return None

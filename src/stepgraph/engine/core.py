@@ -7,23 +7,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from stepgraph.engine.kv_blocks import BLOCK_SIZE, BlockPool, allocate_cache, blocks_for
+from stepgraph.engine.kv_blocks import BlockPool, allocate_cache, blocks_for
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.request import Request
+from stepgraph.engine.sampling_state import mark_rows, sampling_inputs, sampling_slots
 from stepgraph.engine.scheduler import Chunk, Scheduler
 from stepgraph.ops.attention import AttentionBackend
-from stepgraph.ops.sampling import sample
+from stepgraph.ops.sampling import Sampler, sample
 from stepgraph.runtime.buffers import PaddingPolicy, Slot, StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.regions import region
 from stepgraph.runtime.runner import GraphRunner
 
-_MAX_INT32 = 2**31 - 1  # a larger top_k keeps the whole vocabulary just the same
 
-
-def decode_slots(max_blocks: int, pad_seq_len: int) -> list[Slot]:
+def decode_slots(max_blocks: int, pad_seq_len: int, penalties_over: int | None = None) -> list[Slot]:
     """The decode step's state. Tokens, positions, lengths and tables live on the device, which advances them;
-    sampling parameters belong to the host and travel when the batch changes.
+    sampling parameters belong to the host and travel when the batch changes. penalties_over: see `sampling_slots`.
 
     Index slots are ZERO: a padded row reads and writes block 0, which is nobody's.
     """
@@ -33,10 +33,7 @@ def decode_slots(max_blocks: int, pad_seq_len: int) -> list[Slot]:
         Slot("positions", torch.int64, "request", zero, owner="device"),
         Slot("seq_lens", torch.int32, "request", sentinel, pad_value=pad_seq_len, owner="device"),
         Slot("block_tables", torch.int32, "request", zero, (max_blocks,), owner="device"),
-        Slot("temperature", torch.float32, "request", zero),
-        Slot("top_k", torch.int32, "request", zero),
-        Slot("top_p", torch.float32, "request", sentinel, pad_value=1.0),
-        Slot("seed", torch.int64, "request", zero),
+        *sampling_slots(penalties_over),
     ]
 
 
@@ -44,6 +41,8 @@ class EngineCore:
     """Requests in, tokens out. Text, files and threads are others' business.
 
     max_num_seqs: rows that decode at once. chunk_tokens: prefill tokens a step.
+    sampler: chooses the tokens. penalties: whether requests may ask for them; takes 4 bytes a row and token of the
+        vocabulary.
     """
 
     def __init__(
@@ -56,16 +55,20 @@ class EngineCore:
         max_model_len: int,
         num_blocks: int,
         chunk_tokens: int,
+        sampler: Sampler = sample,
+        penalties: bool = True,
     ) -> None:
         self.model, self.attention = model, attention
+        self.penalties = penalties
+        self._sample = sampler
         self.max_model_len = max_model_len
         self.kv_cache = allocate_cache(model.config, num_blocks, model.dtype, model.device)
         self.scheduler = Scheduler(BlockPool(num_blocks), max_num_seqs, chunk_tokens)
         rows = max_num_seqs if graphs.backend is Backend.DISABLED or graphs.ladder is None else graphs.ladder.max_size
         self._max_blocks = blocks_for(max_model_len)
-        self.buffers = StaticBuffers(
-            max_requests=rows, device=model.device, slots=decode_slots(self._max_blocks, attention.pad_seq_len)
-        )
+        vocab = model.config.vocab_size if penalties else None
+        slots = decode_slots(self._max_blocks, attention.pad_seq_len, vocab)
+        self.buffers = StaticBuffers(max_requests=rows, device=model.device, slots=slots)
         self.runner = GraphRunner(self._decode_step, self.buffers, graphs)
         self._rows_staged = 0
 
@@ -108,10 +111,12 @@ class EngineCore:
                 seq_lens=[request.num_tokens for request in moved],
                 block_tables=self._tables(moved),
             )
+            if self.penalties:
+                mark_rows(self.buffers["seen"], moved, dirty)
         if not dirty and len(rows) == self._rows_staged:
             return {}
         self._rows_staged = len(rows)
-        return sampling_inputs(rows)
+        return sampling_inputs(rows, penalties=self.penalties)
 
     def _decode_step(
         self,
@@ -126,13 +131,15 @@ class EngineCore:
         def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
             self.attention.decode(q, kv, block_tables, seq_lens, out)
 
-        geometry = self.model.geometry(positions, block_tables, BLOCK_SIZE)
-        logits = self.model.logits(self.model.forward(tokens, geometry, self.kv_cache, attend))
-        alive = seq_lens > 0
-        positions.add_(alive)
-        seq_lens.add_(alive)
-        sample(logits, position=positions, out=tokens, **sampling)
-        tokens.mul_(alive)
+        logits = self.model.logits(self.model.forward(tokens, positions, block_tables, self.kv_cache, attend))
+        with region("advance"):
+            alive = seq_lens > 0
+            positions.add_(alive)
+            seq_lens.add_(alive)
+        with region("sampling"):
+            self._sample(logits, position=positions, out=tokens, **sampling)
+        with region("advance"):
+            tokens.mul_(alive)
         return {"tokens": tokens}
 
     def _prefill(self, chunks: list[Chunk]) -> list[tuple[Request, int]]:
@@ -150,8 +157,7 @@ class EngineCore:
         def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
             self.attention.prefill(q, kv, tables, seq_lens, query_start, out, max_query_len=max(lengths))
 
-        geometry = self.model.geometry(positions, per_token, BLOCK_SIZE)
-        hidden = self.model.forward(tokens, geometry, self.kv_cache, attend)
+        hidden = self.model.forward(tokens, positions, per_token, self.kv_cache, attend)
         for chunk in chunks:
             chunk.request.computed = chunk.stop
         done = [index for index, chunk in enumerate(chunks) if chunk.completes]
@@ -168,9 +174,15 @@ class EngineCore:
     def _sample_first(self, requests: list[Request], logits: torch.Tensor) -> list[tuple[Request, int]]:
         device = logits.device
         out = torch.empty(len(requests), dtype=torch.int64, device=device)
-        sampling = {name: torch.as_tensor(value).to(device) for name, value in sampling_inputs(requests).items()}
+        inputs = sampling_inputs(requests, penalties=self.penalties)
+        sampling = {name: torch.as_tensor(value).to(device) for name, value in inputs.items()}
+        if self.penalties:
+            seen = sampling["seen"] = self.buffers["seen"][: len(requests)]  # untouched unless a row asks
+            if any(request.params.penalises for request in requests):
+                sampling["seen"] = torch.empty_like(seen)
+                mark_rows(sampling["seen"], requests, range(len(requests)))
         position = torch.tensor([request.num_tokens for request in requests], device=device)
-        sample(logits, position=position, out=out, **sampling)
+        self._sample(logits, position=position, out=out, **sampling)
         return list(zip(requests, out.tolist(), strict=True))
 
     def _tables(self, requests: list[Request]) -> np.ndarray[Any, Any]:
@@ -179,14 +191,3 @@ class EngineCore:
         for row, request in enumerate(requests):
             tables[row, : len(request.blocks)] = request.blocks
         return tables
-
-
-def sampling_inputs(requests: list[Request]) -> dict[str, Any]:
-    """The sampler's arguments, one entry a request."""
-    params = [request.params for request in requests]
-    return {
-        "temperature": np.array([p.temperature for p in params], dtype=np.float32),
-        "top_k": np.array([min(p.top_k, _MAX_INT32) for p in params], dtype=np.int32),
-        "top_p": np.array([p.top_p for p in params], dtype=np.float32),
-        "seed": np.array([request.seed for request in requests], dtype=np.int64),
-    }

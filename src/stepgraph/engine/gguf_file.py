@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, ReaderTensor
 
-from stepgraph.engine.config import one_line
 from stepgraph.engine.errors import ModelError
+from stepgraph.engine.fields import one_line
 
 _MAGIC = b"GGUF"
 

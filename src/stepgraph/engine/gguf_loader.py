@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a configuration, a tokenizer and weights under Hugging Face's names."""
+"""Turns a GGUF file into weights under Hugging Face's names, beside its configuration and tokenizer."""
 
 import os
 from collections import deque
@@ -12,25 +12,13 @@ import torch
 from gguf import GGML_QUANT_SIZES, ReaderTensor
 from gguf.quants import dequantize
 
-from stepgraph.engine.config import FAMILIES, Family, ModelConfig, check_tensors, parse_config
+from stepgraph.engine.config import Family, ModelConfig
 from stepgraph.engine.errors import ModelError
-from stepgraph.engine.gguf_file import GGUFFile, open_gguf
+from stepgraph.engine.gguf_config import ROPE_FACTORS, read_gguf_config, stored_dtype
+from stepgraph.engine.gguf_file import open_gguf
 from stepgraph.engine.gguf_tokenizer import tokenizer_from_gguf
-from stepgraph.engine.tokenizer import Tokenizer
-
-# Configuration keys: Hugging Face's name -> GGUF's, after the architecture's prefix.
-_CONFIG_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "rope.dimension_count",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
-    "max_position_embeddings": "context_length",
-}
+from stepgraph.engine.source import Source
+from stepgraph.engine.tensors import check_tensors
 
 # Tensor names: GGUF's stem -> Hugging Face's; "blk.7.attn_q" is "attn_q" of layer 7.
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -39,6 +27,8 @@ _LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "attn_output": "self_attn.o_proj",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
@@ -50,48 +40,24 @@ _ROW_ELEMENTS = 16384  # gguf dequantises 16 rows at a time: 1 MiB of float32, f
 _MOST_THREADS = 4
 
 
-def load_gguf(path: Path, dtype: torch.dtype) -> tuple[ModelConfig, Tokenizer, int, Iterator[tuple[str, torch.Tensor]]]:
-    """Opens a GGUF file: its configuration, tokenizer, number of tensors, and the tensors one by one.
+def load_gguf(path: Path, dtype: torch.dtype) -> Source:
+    """Opens a GGUF file.
 
-    Every name and shape is checked before the first tensor is dequantised. Tensors come in `dtype` on the CPU, in
-    memory of their own. Raises ModelError, naming the file and the tensor.
+    Every name and shape is checked before the first tensor is dequantised. Tensors come in `dtype`, in memory of their
+    own. Raises ModelError, naming the file and the tensor.
     """
     file = open_gguf(path)
-    family = _family(file)
-    config = _config(file, family)
-    tensors = {_hugging_face_name(tensor.name): tensor for tensor in file.tensors}
+    config, family = read_gguf_config(file)
+    tensors = {_hugging_face_name(tensor.name): tensor for tensor in file.tensors if tensor.name != ROPE_FACTORS}
     shapes = {name: (tuple(int(n) for n in reversed(tensor.shape)), str(path)) for name, tensor in tensors.items()}
     check_tensors(config, shapes, str(path))
     tokenizer = tokenizer_from_gguf(file.metadata, config.eos_token_ids, str(path))
-    return config, tokenizer, len(tensors), _dequantised(tensors, config, family, dtype, path)
+    return Source(config, tokenizer, dtype, len(tensors), _dequantised(tensors, config, family, dtype, path))
 
 
-def _family(file: GGUFFile) -> Family:
-    architecture = file.metadata.get("general.architecture")
-    for family in FAMILIES:
-        if family.gguf_name == architecture:
-            return family
-    known = ", ".join(family.gguf_name for family in FAMILIES)
-    raise ModelError(f"{file.path}: architecture {architecture!r} is not supported; known: {known}")
-
-
-def _config(file: GGUFFile, family: Family) -> ModelConfig:
-    prefix = f"{family.gguf_name}."
-    metadata, where = file.metadata, str(file.path)
-    fields: dict[str, Any] = {name: metadata.get(prefix + key) for name, key in _CONFIG_KEYS.items()}
-    if fields["vocab_size"] is None:
-        fields["vocab_size"] = len(metadata.get("tokenizer.ggml.tokens") or ())
-    names = {tensor.name for tensor in file.tensors}
-    fields["tie_word_embeddings"] = "output.weight" not in names
-    fields["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
-    ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot")]
-    fields["eos_token_id"] = list(dict.fromkeys(token for token in ends if token is not None))
-    scaling = metadata.get(prefix + "rope.scaling.type")
-    if scaling not in (None, "none") or "rope_freqs.weight" in names:
-        raise ModelError(f"{where}: rope scaling ({scaling or 'rope_freqs.weight'}) is not supported yet")
-    if metadata.get(prefix + "expert_count"):
-        raise ModelError(f"{where}: a mixture of experts is not supported; use a dense model")
-    return parse_config(fields, family, where)
+def gguf_dtype(path: Path) -> torch.dtype:
+    """What a GGUF file's weights are stored as; bfloat16 for quantised ones."""
+    return stored_dtype(open_gguf(path))
 
 
 def _hugging_face_name(name: str) -> str:

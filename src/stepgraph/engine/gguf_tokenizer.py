@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from stepgraph.engine.chat_template import ChatTemplate
-from stepgraph.engine.config import one_line
 from stepgraph.engine.errors import ModelError
+from stepgraph.engine.fields import one_line
 from stepgraph.engine.tokenizer import Tokenizer
 
 _CONTROL, _USER_DEFINED = 3, 4  # values of "tokenizer.ggml.token_type"
@@ -21,6 +21,7 @@ class _Split:
 
     pattern: str | None  # None: GPT-2's own rule
     whole_words: bool = False  # a word that is a token by itself is taken whole, without its merges
+    composed: bool = False  # letters and their marks are first joined (Unicode's NFC)
 
 
 _LLAMA3 = _Split(
@@ -29,9 +30,20 @@ _LLAMA3 = _Split(
     whole_words=True,
 )
 
+_QWEN2 = _Split(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    composed=True,
+)
+
 # By "tokenizer.ggml.pre". "smollm" is read as transformers reads it. llama.cpp also cuts every digit off first; the
 # two differ only where two or more blanks stand before a digit, since no merge of that vocabulary holds a digit.
-_SPLITS: Mapping[str, _Split] = {"gpt-2": _Split(None), "smollm": _Split(None), "llama-bpe": _LLAMA3}
+_SPLITS: Mapping[str, _Split] = {
+    "gpt-2": _Split(None),
+    "smollm": _Split(None),
+    "llama-bpe": _LLAMA3,
+    "qwen2": _QWEN2,
+}
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], eos_token_ids: Sequence[int], where: str) -> Tokenizer:
@@ -57,6 +69,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], eos_token_ids: Sequence[int
         backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole_words))
     except Exception as error:  # the library raises plain Exception
         raise ModelError(f"{where}: the tokenizer's tokens and merges are not a BPE: {one_line(error)}") from None
+    if split.composed:
+        backend.normalizer = normalizers.NFC()
     byte_level = pre_tokenizers.ByteLevel(
         add_prefix_space=metadata.get("tokenizer.ggml.add_space_prefix") is True, use_regex=split.pattern is None
     )

@@ -21,6 +21,8 @@ from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import FinishReason, Request
 from stepgraph.engine.text import TextStream
 from stepgraph.ops.attention import AttentionShape, get_backend
+from stepgraph.ops.operations import choose_operations
+from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.errors import ConfigError
@@ -31,6 +33,7 @@ from stepgraph.runtime.stats import Stats
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams]
 
+_DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CPU_KV_BYTES = 1 << 30
 _GPU_KV_FRACTION = 0.5  # of the memory that is free once the weights are there
 
@@ -38,17 +41,23 @@ _GPU_KV_FRACTION = 0.5  # of the memory that is free once the weights are there
 class LLM:
     """A model with its engine.
 
-    model: a Hugging Face directory or a GGUF file.
+    model: a Hugging Face directory, a GGUF file, or the id of a model on the Hugging Face hub, such as org/name.
     device: `cpu` or `cuda`; by default cuda where it works.
-    dtype: of weights and cache; by default float32 on a CPU and bfloat16 on a GPU.
+    dtype: of weights and cache, by name or as torch's. `auto` is float32 on a CPU, and on a GPU what the weights are
+        stored as, bfloat16 where they are quantised.
     graphs: `full` decodes through captured graphs, `disabled` eagerly.
     ladder: captured sizes, in requests. By default vLLM's. It must hold `max_num_seqs`; larger rungs are left out.
     max_num_seqs: requests that decode at once.
     max_model_len: longest sequence in tokens, prompt and output; by default the model's own limit.
     attention: backend name; by default the best that runs on the device.
+    operations: what computes a layer around its attention: `unfused` (ten launches a layer, the default on a GPU) or
+        `reference` (plain torch, the default on a CPU).
     kv_blocks: KV blocks of 16 tokens, the null block included; by default what `max_num_seqs` sequences of
         `max_model_len` need, bounded by 1 GiB on a CPU and half of the free memory on a GPU.
     chunk_tokens: prefill tokens a step.
+    penalties: whether requests may ask for repetition, presence and frequency penalties. Takes 4 bytes a row and
+        token of the vocabulary; steps of requests that ask for none read nothing of it.
+    sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
 
     Raises:
@@ -60,26 +69,30 @@ class LLM:
         model: str | Path,
         *,
         device: str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str = "auto",
         graphs: Literal["full", "disabled"] = "full",
         ladder: Ladder | None = None,
         max_num_seqs: int = 256,
         max_model_len: int | None = None,
         attention: str | None = None,
+        operations: str | None = None,
         kv_blocks: int | None = None,
         chunk_tokens: int = 512,
+        penalties: bool = True,
+        sampler: str = "fused",
         progress: Progress | None = None,
     ) -> None:
         config = graph_config(graphs, ladder, max_num_seqs)
         target = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu")).device
-        dtype = dtype or (torch.bfloat16 if target.type == "cuda" else torch.float32)
+        operations = choose_operations(operations, target)  # before the weights, which take a while
+        choose_token = get_sampler(sampler)
         started = time.perf_counter()
-        checkpoint = load_checkpoint(model, dtype=dtype, device=target, progress=progress)
+        checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, progress=progress)
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         max_len = _model_len(self.config, max_model_len)
-        shape = AttentionShape(self.config.num_heads, self.config.num_kv_heads, self.config.head_dim, BLOCK_SIZE)
-        backend = get_backend(attention, target, shape)
-        decoder = DecoderModel(self.config, checkpoint.weights, max_len)
+        rows = max_num_seqs if config.ladder is None else config.ladder.max_size
+        backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
+        decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
         self.load_seconds = time.perf_counter() - started
         self.core = EngineCore(
             decoder,
@@ -87,8 +100,10 @@ class LLM:
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_len,
-            num_blocks=kv_blocks or _default_blocks(self.config, dtype, target, max_num_seqs, max_len),
+            num_blocks=kv_blocks or _default_blocks(self.config, decoder.dtype, target, max_num_seqs, max_len),
             chunk_tokens=chunk_tokens,
+            sampler=choose_token,
+            penalties=penalties,
         )
         self.capture_report: CaptureReport = self.core.capture(progress)
         self._next_id = 0
@@ -178,6 +193,8 @@ class LLM:
         bad = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
         if bad is not None:
             raise RequestError(f"prompt {index}: token {bad} is outside the vocabulary of {self.config.vocab_size}")
+        if params.penalises and not self.core.penalties:
+            raise RequestError(f"prompt {index} asks for a penalty, and penalties are off; use LLM(penalties=True)")
         max_tokens = min(params.max_tokens, max_len - len(ids))
         needed, capacity = blocks_for(len(ids) + max_tokens), self.core.scheduler.pool.capacity
         if needed > capacity:
@@ -243,6 +260,11 @@ class _Tracked:
         return RequestOutput(request.id, self.prompt, list(request.prompt), [output], request.finish_reason is not None)
 
 
+def attention_shape(config: ModelConfig) -> AttentionShape:
+    """What the model asks of its attention."""
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, window=config.window)
+
+
 def graph_config(graphs: str, ladder: Ladder | None, max_num_seqs: int) -> GraphConfig:
     """The engine's graph configuration: rungs up to the one that holds `max_num_seqs`.
 
@@ -264,6 +286,15 @@ def graph_config(graphs: str, ladder: Ladder | None, max_num_seqs: int) -> Graph
             f"add a size of at least {max_num_seqs} or lower max_num_seqs"
         )
     return GraphConfig(Backend.FULL, ladder.upto(rung))
+
+
+def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None:
+    """What to load the weights as; None: as they are stored."""
+    if isinstance(asked, torch.dtype):
+        return asked
+    if asked not in _DTYPES:
+        raise ConfigError(f"dtype: {asked!r} is not one of {', '.join(_DTYPES)}")
+    return torch.float32 if asked == "auto" and device.type == "cpu" else _DTYPES[asked]
 
 
 def _model_len(config: ModelConfig, asked: int | None) -> int:

@@ -1,6 +1,7 @@
 """How to choose the next token and when to stop: the parameters of one request, under vLLM's names."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
@@ -22,6 +23,13 @@ class SamplingParams:
     stop_token_ids: token ids that end the text, besides the model's own.
     seed: makes sampling repeatable, whatever the batch around the request; a signed 64-bit integer.
     ignore_eos: go on after the model's own end token (for measurements).
+    min_p: keep tokens at least this share as likely as the likeliest, in [0, 1]; 0 is off.
+    repetition_penalty: above 0; divides the positive logits of tokens in prompt or output, multiplies the others;
+        1 is off.
+    presence_penalty: in [-2, 2]; taken off the logits of tokens in the output; 0 is off.
+    frequency_penalty: in [-2, 2]; the same, as often as the token is there; 0 is off.
+
+    Penalties hold for temperature 0 too. They come first, then temperature, min_p, top_k and top_p.
 
     Raises RequestError, naming the field, the value and the range.
     """
@@ -34,25 +42,34 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     ignore_eos: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether any penalty is on."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def __post_init__(self) -> None:
-        temperature = _real("temperature", self.temperature, "a finite number of at least 0")
-        if temperature < 0:
-            raise _refuse("temperature", self.temperature, "a finite number of at least 0")
-        top_p = _real("top_p", self.top_p, "a number above 0 and at most 1")
-        if not 0 < top_p <= 1:
-            raise _refuse("top_p", self.top_p, "a number above 0 and at most 1")
         if not isinstance(self.ignore_eos, bool):
             raise _refuse("ignore_eos", self.ignore_eos, "True or False")
         checked: dict[str, Any] = {
-            "temperature": temperature,
-            "top_p": top_p,
+            "temperature": _real("temperature", self.temperature, "a finite number of at least 0", lambda t: t >= 0),
+            "top_p": _real("top_p", self.top_p, "a number above 0 and at most 1", lambda p: 0 < p <= 1),
             "top_k": _integer("top_k", self.top_k, -1, _INT64_MAX),
             "max_tokens": _integer("max_tokens", self.max_tokens, 1, _INT64_MAX),
             "stop": _strings(self.stop),
             "stop_token_ids": _token_ids(self.stop_token_ids),
             "seed": None if self.seed is None else _integer("seed", self.seed, _INT64_MIN, _INT64_MAX),
+            "min_p": _real("min_p", self.min_p, "a number from 0 to 1", lambda p: 0 <= p <= 1),
+            "repetition_penalty": _real(
+                "repetition_penalty", self.repetition_penalty, "a finite number above 0", lambda r: r > 0
+            ),
         }
+        for name in ("presence_penalty", "frequency_penalty"):
+            checked[name] = _real(name, getattr(self, name), "a number from -2 to 2", lambda p: -2 <= p <= 2)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
@@ -64,14 +81,14 @@ def _refuse(field: str, value: object, wanted: str) -> RequestError:
     return RequestError(f"{field} must be {wanted}, got {text}")
 
 
-def _real(field: str, value: object, wanted: str) -> float:
+def _real(field: str, value: object, wanted: str, allowed: Callable[[float], bool]) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _refuse(field, value, wanted)
     try:
         number = float(value)
     except OverflowError:
         raise _refuse(field, value, wanted) from None
-    if not math.isfinite(number):
+    if not math.isfinite(number) or not allowed(number):
         raise _refuse(field, value, wanted)
     return number
 

@@ -1,27 +1,29 @@
 """Reads a Hugging Face model directory: config.json, tokenizer.json and safetensors, in one file or several."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from stepgraph.engine.config import ModelConfig, check_tensors, one_line, read_config, read_json
+from stepgraph.engine.config import read_config
 from stepgraph.engine.errors import ModelError
-from stepgraph.engine.tokenizer import Tokenizer, tokenizer_from_directory
+from stepgraph.engine.fields import one_line, read_json
+from stepgraph.engine.source import Source
+from stepgraph.engine.tensors import check_tensors
+from stepgraph.engine.tokenizer import tokenizer_from_directory
 
 _INDEX = "model.safetensors.index.json"
 _IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")  # a buffer in old checkpoints; it follows from rope_theta
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_FLOATS = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def load_directory(directory: Path) -> tuple[ModelConfig, Tokenizer, int, Iterator[tuple[str, torch.Tensor]]]:
-    """Opens a model directory: its configuration, tokenizer, number of tensors, and the tensors one by one.
+def load_directory(directory: Path) -> Source:
+    """Opens a model directory.
 
-    Every name and shape is checked before the first tensor is read. Tensors come in the files' dtypes, on the CPU,
-    mapped from the files rather than copied. Raises ModelError, naming the file and the tensor.
+    Every name and shape is checked before the first tensor is read. Tensors come in the files' dtypes, mapped from
+    the files rather than copied. Raises ModelError, naming the file and the tensor.
     """
     config = read_config(directory)
     tokenizer = tokenizer_from_directory(directory, config.eos_token_ids)
@@ -44,7 +46,8 @@ def load_directory(directory: Path) -> tuple[ModelConfig, Tokenizer, int, Iterat
         if _EMBEDDING in found and not _equal(handles, _HEAD, _EMBEDDING):
             raise ModelError(f"{file}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them")
     check_tensors(config, found, str(directory))
-    return config, tokenizer, len(found), ((name, handles[name].get_tensor(name)) for name in found)
+    dtype = _FLOATS[handles[_EMBEDDING].get_slice(_EMBEDDING).get_dtype()]
+    return Source(config, tokenizer, dtype, len(found), ((name, handles[name].get_tensor(name)) for name in found))
 
 
 def _tensor_files(directory: Path) -> dict[Path, list[str]]:

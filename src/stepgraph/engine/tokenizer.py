@@ -7,8 +7,8 @@ from typing import Any
 import tokenizers
 
 from stepgraph.engine.chat_template import ChatTemplate
-from stepgraph.engine.config import one_line, read_json
 from stepgraph.engine.errors import ModelError, RequestError
+from stepgraph.engine.fields import one_line, read_json
 
 _REPLACEMENT = "\ufffd"  # what an unfinished UTF-8 sequence decodes to
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")  # what chat templates may name

@@ -22,10 +22,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from stepgraph.engine.config import ModelConfig, check_tensors, one_line
+from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.fields import one_line
+from stepgraph.engine.tensors import check_tensors
 from stepgraph.engine.tokenizer import Tokenizer
 
-_FORMAT = "1"  # raise it when the content for the same GGUF file changes
+_FORMAT = "2"  # raise it when the content for the same GGUF file changes
 _ABANDONED_S = 24 * 3600.0
 _log = logging.getLogger(__name__)
 
@@ -61,7 +63,9 @@ def read_cache(path: Path) -> tuple[ModelConfig, Tokenizer, dict[str, torch.Tens
         if json.loads(description["checksums"]) != _checksums(tensors):
             raise ValueError("a tensor's checksum does not match")
         fields = json.loads(description["config"])
-        config = ModelConfig(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
+        for key, value in fields.items():
+            fields[key] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+        config = ModelConfig(**fields)
         check_tensors(config, {name: (tuple(t.shape), str(path)) for name, t in tensors.items()}, str(path))
         return config, Tokenizer.from_dict(json.loads(description["tokenizer"])), tensors
     except Exception as error:  # a damaged file may fail anywhere above; every failure means the same: make it again

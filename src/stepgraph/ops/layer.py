@@ -28,18 +28,24 @@ class StepGeometry:
     offsets: torch.Tensor
 
 
+def inverse_frequencies(head_dim: int, theta: float) -> torch.Tensor:
+    """Radians a position of each pair of a head's elements, unscaled: float32 [head_dim / 2], on the CPU.
+
+    Source: RoFormer (arXiv:2104.09864).
+    """
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
 def rotary_tables(
-    head_dim: int, theta: float, max_positions: int, dtype: torch.dtype, device: torch.device
+    frequencies: torch.Tensor, max_positions: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and signed sin of every position, each [max_positions, head_dim]; computed in float32.
 
-    Source: RoFormer (arXiv:2104.09864) in the half-rotation form of Hugging Face's Llama.
+    frequencies: float32 [head_dim / 2]. scale: multiplies both. The form is the half-rotation of Hugging Face's Llama.
     """
-    inverse_frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angle = torch.outer(torch.arange(max_positions, dtype=torch.float32), inverse_frequency)
-    cos = torch.cat((angle.cos(), angle.cos()), dim=-1)
-    sin = torch.cat((-angle.sin(), angle.sin()), dim=-1)
-    return cos.to(device, dtype), sin.to(device, dtype)
+    angle = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+    cos, sin = angle.cos() * scale, angle.sin() * scale
+    return torch.cat((cos, cos), dim=-1).to(device, dtype), torch.cat((-sin, sin), dim=-1).to(device, dtype)
 
 
 def norm_qkv_rope_write(
@@ -50,16 +56,24 @@ def norm_qkv_rope_write(
     geometry: StepGeometry,
     kv: torch.Tensor,
     num_heads: int,
+    *,
+    qkv_bias: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """RMSNorm, QKV projection, rotary embedding, and this step's keys and values written to the cache.
 
-    x: [rows, hidden]. qkv_weight: [(heads + 2 x kv_heads) x head_dim, hidden], Q then K then V.
+    x: [rows, hidden]. qkv_weight: [(heads + 2 x kv_heads) x head_dim, hidden], Q then K then V; qkv_bias in that order.
+    q_norm, k_norm: [head_dim], the weights of an RMSNorm of every query and key head before the rotary embedding.
     kv: one layer of the cache, [blocks, 2, block_size, kv_heads, head_dim]; written in place.
     Returns q: [rows, heads, head_dim], a view of the projection.
     """
     kv_heads, head_dim = kv.shape[-2:]
-    projected = linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), qkv_weight)
+    projected = linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), qkv_weight, qkv_bias)
     qkv = projected.view(x.shape[0], num_heads + 2 * kv_heads, head_dim)
+    for heads, weight in ((slice(num_heads), q_norm), (slice(num_heads, num_heads + kv_heads), k_norm)):
+        if weight is not None:
+            qkv[:, heads] = F.rms_norm(qkv[:, heads], weight.shape, weight, eps)
     rotated = qkv[:, : num_heads + kv_heads]
     half_turned = rotated.roll(head_dim // 2, dims=-1)
     rotated.mul_(geometry.cos).addcmul_(half_turned, geometry.sin)

@@ -7,8 +7,10 @@ from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, Reason
 from stepgraph.runtime.errors import CaptureError, ConfigError, InputError, ReplayError, StepgraphError
 from stepgraph.runtime.ladder import Ladder, sglang_default_ceiling, vllm_default_ceiling
+from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.outputs import StepOutput
 from stepgraph.runtime.platforms.tape import opaque
+from stepgraph.runtime.regions import region
 from stepgraph.runtime.runner import GraphRunner
 from stepgraph.runtime.stats import Stats
 
@@ -21,6 +23,7 @@ __all__ = [
     "Decision",
     "Dispatcher",
     "GraphConfig",
+    "GraphNode",
     "GraphRunner",
     "InputError",
     "Ladder",
@@ -34,6 +37,7 @@ __all__ = [
     "StepOutput",
     "StepgraphError",
     "opaque",
+    "region",
     "sglang_default_ceiling",
     "vllm_default_ceiling",
 ]

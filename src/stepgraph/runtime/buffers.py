@@ -128,11 +128,12 @@ class StaticBuffers:
             end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         host_end = max((self._spans[s.name][1] for s in ordered if s.owner == "host"), default=0)
 
-        self.slab = torch.zeros(end, dtype=torch.uint8, device=self.device)
-        self._host = torch.zeros(host_end, dtype=torch.uint8)
+        with torch.inference_mode(False):  # inference tensors could not be written outside that mode
+            self.slab = torch.zeros(end, dtype=torch.uint8, device=self.device)
+            self._host = torch.zeros(host_end, dtype=torch.uint8)
+            self._on_device = {slot.name: self._typed(self.slab, slot) for slot in ordered}
+            self._on_host = {slot.name: self._typed(self._host, slot) for slot in ordered if slot.owner == "host"}
         self._mirror = self.platform.host_mirror(self._host, self.slab[:host_end])
-        self._on_device = {slot.name: self._typed(self.slab, slot) for slot in ordered}
-        self._on_host = {slot.name: self._typed(self._host, slot) for slot in ordered if slot.owner == "host"}
         self._arrays = {name: tensor.numpy() for name, tensor in self._on_host.items() if tensor.dtype in _NUMPY_KNOWS}
         self._views: dict[BatchDescriptor, dict[str, torch.Tensor]] = {}
         self._fed_from_device: set[str] = set()

@@ -12,16 +12,22 @@ from stepgraph.runtime.support import AttentionCGSupport
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Head counts and sizes of one attention group. Raises ConfigError where they do not fit together."""
+    """Head counts and sizes of one attention group. Raises ConfigError where they do not fit together.
+
+    window: a token sees this many tokens, itself included; None: all up to its own.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int = 16
+    window: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.num_heads, self.num_kv_heads, self.head_dim, self.block_size) < 1:
             raise ConfigError(f"attention: every size must be at least 1, got {self}")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"attention: a window must hold at least 1 token, got {self.window}; None is no window")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"attention: {self.num_heads} query heads cannot share {self.num_kv_heads} KV heads evenly; "

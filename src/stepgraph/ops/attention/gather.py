@@ -11,6 +11,8 @@ import torch
 from stepgraph.runtime.errors import InputError
 
 Rows = slice | torch.Tensor
+Reach = tuple[int, ...] | None
+"""How many of its last tokens are gathered of each row, at most; None: all."""
 
 _CHUNK_COST_BYTES = 256 << 10  # launching one more chunk costs what gathering this much costs (measured)
 _CHUNK_MAX_BYTES = 3 << 20  # larger gathers fall out of the CPU's caches before they are used (measured)
@@ -24,8 +26,8 @@ class Chunk:
     num_rows: int
     max_len: int
     index: torch.Tensor
-    """int64 [2 * num_rows * kv_heads * max_len] into `unit_view`. Past a row's end it repeats the row's last token, so
-    that nothing stale (NaN in an unused slot) is ever read."""
+    """int64 [2 * num_rows * kv_heads * max_len] into `unit_view`: a row's last `max_len` tokens. Past its end the last
+    one repeats, so that nothing stale (NaN in an unused slot) is ever read."""
     bias: torch.Tensor
     """[num_rows * kv_heads, 1, max_len]: 0 on real tokens, -inf past the end."""
 
@@ -54,12 +56,14 @@ class PlanMemo:
     def __init__(self) -> None:
         self._last: GatherPlan | None = None
 
-    def get(self, kv: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, *, merge: bool) -> GatherPlan:
+    def get(
+        self, kv: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, *, merge: bool, reach: Reach = None
+    ) -> GatherPlan:
         """The plan for these lengths and tables; `merge` lets rows share a chunk."""
-        layout = (kv.stride(0), *kv.shape[2:], kv.dtype, kv.device, merge)
+        layout = (kv.stride(0), *kv.shape[2:], kv.dtype, kv.device, merge, reach)
         plan = self._last
         if plan is None or not plan.holds_for(layout, block_tables, seq_lens):
-            plan = self._last = _make_plan(kv, block_tables, seq_lens, layout, merge)
+            plan = self._last = _make_plan(kv, block_tables, seq_lens, layout, merge, reach)
         return plan
 
 
@@ -80,19 +84,25 @@ def unit_view(kv: torch.Tensor) -> torch.Tensor:
 
 
 def _make_plan(
-    kv: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, layout: tuple[object, ...], merge: bool
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    layout: tuple[object, ...],
+    merge: bool,
+    reach: Reach,
 ) -> GatherPlan:
     lens = seq_lens.tolist()
     room = block_tables.shape[1] * kv.shape[2]
     if lens and max(lens) > room:
         row = max(range(len(lens)), key=lens.__getitem__)
         raise InputError(f"attention: row {row} has {lens[row]} tokens, but its block table has room for {room}")
+    seen = lens if reach is None else [min(pair) for pair in zip(lens, reach, strict=True)]
     real = [row for row, length in enumerate(lens) if length > 0]
     token_bytes = 2 * kv.shape[3] * kv.shape[4] * kv.element_size()
-    groups = _group_by_length(real, lens, token_bytes) if merge else [[row] for row in real]
+    groups = _group_by_length(real, seen, token_bytes) if merge else [[row] for row in real]
     empty = [row for row, length in enumerate(lens) if length <= 0]
     return GatherPlan(
-        chunks=tuple(_make_chunk(rows, max(lens[row] for row in rows), kv, block_tables, seq_lens) for rows in groups),
+        chunks=tuple(_make_chunk(rows, max(seen[row] for row in rows), kv, block_tables, seq_lens) for rows in groups),
         empty=_as_rows(empty, kv.device) if empty else None,
         layout=layout,
         block_tables=block_tables.clone(),
@@ -120,7 +130,7 @@ def _make_chunk(
     _, _, block_size, kv_heads, head_dim = kv.shape
     where, device = _as_rows(rows, kv.device), kv.device
     lens = seq_lens[where].long()[:, None]
-    position = torch.arange(max_len, device=device)
+    position = torch.arange(max_len, device=device) + (lens - max_len).clamp_(min=0)
     held = torch.minimum(position, lens - 1)
     block = block_tables[where].long().gather(1, held // block_size)
     token = block * (kv.stride(0) // head_dim) + held % block_size * kv_heads

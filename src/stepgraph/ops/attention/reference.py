@@ -6,6 +6,7 @@ the `custom_op` wrapper adds 15 microseconds to a call, and a decode step makes 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ class ReferenceAttention:
 
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         self.support = AttentionCGSupport.ALWAYS if device.type == "cpu" else AttentionCGSupport.NEVER
-        self._scale = shape.scale
+        self._scale, self._window = shape.scale, shape.window
 
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read inside the operator."""
@@ -39,7 +40,7 @@ class ReferenceAttention:
         seq_lens: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        torch.ops.stepgraph.reference_decode(q, kv, block_tables, seq_lens, out, self._scale)
+        torch.ops.stepgraph.reference_decode(q, kv, block_tables, seq_lens, out, self._scale, self._window)
 
     def prefill(
         self,
@@ -52,7 +53,9 @@ class ReferenceAttention:
         *,
         max_query_len: int,
     ) -> None:
-        torch.ops.stepgraph.reference_prefill(q, kv, block_tables, seq_lens, query_start, out, self._scale)
+        torch.ops.stepgraph.reference_prefill(
+            q, kv, block_tables, seq_lens, query_start, out, self._scale, self._window
+        )
 
 
 def _decode(
@@ -62,11 +65,13 @@ def _decode(
     seq_lens: torch.Tensor,
     out: torch.Tensor,
     scale: float,
+    window: int | None,
 ) -> None:
     _, num_heads, head_dim = q.shape
     kv_heads = kv.shape[3]
     units = unit_view(kv)
-    plan = _plans.get(kv, block_tables, seq_lens, merge=True)
+    reach = None if window is None else (window,) * len(seq_lens)
+    plan = _plans.get(kv, block_tables, seq_lens, merge=True, reach=reach)
     for chunk in plan.chunks:
         batch, compute = chunk.num_rows * kv_heads, chunk.bias.dtype
         held = units.index_select(0, chunk.index).view(2, batch, chunk.max_len, head_dim)
@@ -86,17 +91,20 @@ def _prefill(
     query_start: torch.Tensor,
     out: torch.Tensor,
     scale: float,
+    window: int | None,
 ) -> None:
     head_dim, kv_heads = q.shape[2], kv.shape[3]
     units = unit_view(kv)
     starts = query_start.tolist()
-    for chunk in _plans.get(kv, block_tables, seq_lens, merge=False).chunks:  # one request each
+    # The first of a request's queries sees the furthest back.
+    reach = None if window is None else tuple(window - 1 + last - first for first, last in pairwise(starts))
+    for chunk in _plans.get(kv, block_tables, seq_lens, merge=False, reach=reach).chunks:  # one request each
         assert isinstance(chunk.rows, slice)
         first, last = starts[chunk.rows.start], starts[chunk.rows.stop]
         if first == last:
             continue
         keys, values = units.index_select(0, chunk.index).view(2, 1, kv_heads, chunk.max_len, head_dim).unbind()
-        mask = _visible(last - first, chunk.max_len, q.device)
+        mask = _visible(last - first, chunk.max_len, window, q.device)
         result = F.scaled_dot_product_attention(
             q[first:last].transpose(0, 1)[None],
             keys,
@@ -109,11 +117,14 @@ def _prefill(
         out[first:last] = result[0].transpose(0, 1)
 
 
-def _visible(num_queries: int, length: int, device: torch.device) -> torch.Tensor | None:
-    """Which positions the last `num_queries` of `length` tokens see; None where torch's own causal mask says it."""
-    if num_queries == length:
+def _visible(num_queries: int, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """Which of `length` tokens the last `num_queries` of them see; None where torch's own causal mask says it."""
+    windowed = window is not None and window < length
+    if num_queries == length and not windowed:
         return None
-    return torch.ones(num_queries, length, dtype=torch.bool, device=device).tril_(length - num_queries)
+    before = length - num_queries
+    mask = torch.ones(num_queries, length, dtype=torch.bool, device=device).tril_(before)
+    return mask.triu_(before - window + 1) if window is not None and windowed else mask
 
 
 def _returns_nothing(*_: object) -> None:
@@ -122,14 +133,14 @@ def _returns_nothing(*_: object) -> None:
 
 torch.library.define(
     "stepgraph::reference_decode",
-    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor(a!) out, float scale) -> ()",
+    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor(a!) out, float scale, int? window) -> ()",
 )
 torch.library.impl("stepgraph::reference_decode", "default", _decode)
 torch.library.register_fake("stepgraph::reference_decode", _returns_nothing)
 torch.library.define(
     "stepgraph::reference_prefill",
-    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor query_start, Tensor(a!) out, float scale)"
-    " -> ()",
+    "(Tensor q, Tensor kv, Tensor block_tables, Tensor seq_lens, Tensor query_start, Tensor(a!) out, float scale,"
+    " int? window) -> ()",
 )
 torch.library.impl("stepgraph::reference_prefill", "default", _prefill)
 torch.library.register_fake("stepgraph::reference_prefill", _returns_nothing)

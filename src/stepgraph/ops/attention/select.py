@@ -20,8 +20,15 @@ def available_backends(device: torch.device | str) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: name != "triton"))
 
 
-def get_backend(name: str | None, device: torch.device | str, shape: AttentionShape) -> AttentionBackend:
-    """Make the backend `name` (None: the preferred one) for a device. Raises ConfigError where it cannot work."""
+def get_backend(
+    name: str | None, device: torch.device | str, shape: AttentionShape, *, max_rows: int = 256, max_len: int = 8192
+) -> AttentionBackend:
+    """Make the backend `name` (None: the preferred one) for a device.
+
+    max_rows, max_len: rows of the largest decode and tokens of the longest row, for which a backend allocates.
+
+    Raises ConfigError where it cannot work.
+    """
     device = torch.device(device)
     here = available_backends(device)
     usable = f"available on {device.type}: {', '.join(here) or 'none'}"
@@ -41,4 +48,4 @@ def get_backend(name: str | None, device: torch.device | str, shape: AttentionSh
         return ReferenceAttention(shape, device)
     from stepgraph.ops.attention.triton_backend import TritonAttention  # imports triton, which a CPU machine may lack
 
-    return TritonAttention(shape)
+    return TritonAttention(shape, device, max_rows=max_rows, max_len=max_len)

@@ -1,17 +1,26 @@
-"""The Triton backend: simple kernels that a CUDA graph can hold."""
+"""The Triton backend: kernels that a CUDA graph can hold."""
 
 from collections.abc import Sequence
 
 import torch
 
 from stepgraph.ops.attention.contract import AttentionShape
-from stepgraph.ops.attention.triton_decode import paged_decode
+from stepgraph.ops.attention.decode_plan import DecodeConfig, SplitPlan
+from stepgraph.ops.attention.triton_decode import DecodeWorkspace, paged_decode
 from stepgraph.ops.attention.triton_prefill import paged_prefill
+from stepgraph.runtime.errors import InputError
 from stepgraph.runtime.support import AttentionCGSupport
 
 
 class TritonAttention:
-    """Paged attention in two kernels. Both read lengths and tables on the device."""
+    """Paged attention in two kernels. Both read lengths and tables on the device.
+
+    Its workspace is allocated here, and serves all layers and all captured sizes: their kernels run one after another.
+
+    max_rows: rows of the largest decode. max_len: tokens of the longest row.
+    config: how decode is built and cut; by default what was fastest on an H200 (benchmarks/h200_attention.py), without
+        programmatic dependent launch where the device has none. num_sms: by default the device's own.
+    """
 
     name = "triton"
     # A captured prefill is launched for one largest query length: right for uniform batches, wasteful for mixed ones.
@@ -19,8 +28,22 @@ class TritonAttention:
     device_types: tuple[str, ...] = ("cuda",)
     pad_seq_len = 0
 
-    def __init__(self, shape: AttentionShape) -> None:
-        self._scale = shape.scale
+    def __init__(
+        self,
+        shape: AttentionShape,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_len: int,
+        config: DecodeConfig | None = None,
+        num_sms: int | None = None,
+    ) -> None:
+        if config is None:
+            overlaps = torch.cuda.get_device_capability(device) >= (9, 0)
+            config = DecodeConfig(num_stages=1, min_chunk=64, pdl=overlaps)
+        num_sms = num_sms or torch.cuda.get_device_properties(device).multi_processor_count
+        self.decode_plan = SplitPlan(shape, config, num_sms, max_rows, max_len)
+        self.workspace = DecodeWorkspace.allocate(self.decode_plan, device)
 
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read by the kernels."""
@@ -33,7 +56,13 @@ class TritonAttention:
         seq_lens: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        paged_decode(q, kv, block_tables, seq_lens, out, self._scale)
+        """See `AttentionBackend.decode`. Raises InputError for more than `max_rows` rows."""
+        if q.shape[0] > self.decode_plan.max_rows:
+            raise InputError(
+                f"attention: {q.shape[0]} rows, but the workspace was made for {self.decode_plan.max_rows}; "
+                "make the backend with a larger max_rows"
+            )
+        paged_decode(q, kv, block_tables, seq_lens, out, self.decode_plan, self.workspace)
 
     def prefill(
         self,
@@ -46,4 +75,4 @@ class TritonAttention:
         *,
         max_query_len: int,
     ) -> None:
-        paged_prefill(q, kv, block_tables, seq_lens, query_start, out, self._scale, max_query_len)
+        paged_prefill(q, kv, block_tables, seq_lens, query_start, out, self.decode_plan.shape, max_query_len)

@@ -1,16 +1,18 @@
 """Sampling in plain torch: the truth in tests, and what runs on the CPU. Works only for what each row asks."""
 
-from math import gcd
+import math
+from collections.abc import Iterator
 
 import torch
 
+from stepgraph.ops.sampling.penalties import Penalties
 from stepgraph.ops.sampling.philox import gumbel, uniform_at, uniform_rows
 
 GREEDY_BELOW = 2.0**-17
 """Temperatures under this are greedy: dividing by them would overflow and make ties of different logits."""
 
 _LARGEST = torch.finfo(torch.float32).max
-_NOISE_ROWS = 4  # whole rows of noise made together: few enough for the scratch to stay in the caches
+_ROWS_AT_ONCE = 4  # whole rows made together: few enough for the scratch to stay in the caches
 _LAYERS_PER_NAT = 8
 
 
@@ -22,23 +24,45 @@ def sample_reference(
     seed: torch.Tensor,
     position: torch.Tensor,
     out: torch.Tensor,
+    *,
+    min_p: torch.Tensor | None = None,
+    repetition_penalty: torch.Tensor | None = None,
+    presence_penalty: torch.Tensor | None = None,
+    frequency_penalty: torch.Tensor | None = None,
+    seen: torch.Tensor | None = None,
 ) -> None:
     """`sample` without the custom operator; see there."""
     vocab, device = logits.shape[1], logits.device
-    asked = list(zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), strict=True))
-    noisy = [row for row, (t, _, _) in enumerate(asked) if t >= GREEDY_BELOW]
-    filtered = [row for row in noisy if 0 < asked[row][1] < vocab or asked[row][2] < 1]
+    floors = [0.0] * len(out) if min_p is None else min_p.tolist()
+    asked = list(zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), floors, strict=True))
+    noisy = [row for row, (t, *_) in enumerate(asked) if t >= GREEDY_BELOW]
+    filtered = [row for row in noisy if 0 < asked[row][1] < vocab or asked[row][2] < 1 or asked[row][3] > 0]
     plain = sorted(set(noisy) - set(filtered))
+    penalties = Penalties.given(repetition_penalty, presence_penalty, frequency_penalty, seen)
+    penalised = set() if penalties is None else set(penalties.asked().nonzero()[:, 0].tolist())
+
+    def values(rows: list[int]) -> torch.Tensor:
+        if penalties is None or penalised.isdisjoint(rows):
+            return logits[rows]
+        return penalties.of(torch.tensor(rows, device=device)).apply(logits[rows])
+
     if len(noisy) < len(asked):
         out.copy_(_argmax(logits))
-    for start in range(0, len(plain), _NOISE_ROWS):
-        rows = torch.tensor(plain[start : start + _NOISE_ROWS], device=device)
+        for rows in _few(sorted(penalised - set(noisy))):
+            out[rows] = _argmax(values(rows))
+    for rows in _few(plain):
         noise = gumbel(uniform_rows(seed[rows], position[rows], vocab))
-        out[rows] = _argmax(noise.add_(_scaled(logits[rows], temperature[rows, None])))
+        out[rows] = _argmax(noise.add_(_scaled(values(rows), temperature[rows, None])))
     if filtered:
-        rows = torch.tensor(filtered, device=device)
-        kept = [_kept(_scaled(logits[row], temperature[row]), *asked[row][1:]) for row in filtered]
-        out[rows] = _draw(kept, seed[rows], position[rows])
+        kept = [_kept(_scaled(values([row])[0], temperature[row]), *asked[row][1:]) for row in filtered]
+        out[filtered] = _draw(kept, seed[filtered], position[filtered])
+    if penalties is not None and penalised:
+        penalties.note(out)
+
+
+def _few(rows: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        yield rows[start : start + _ROWS_AT_ONCE]
 
 
 def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
@@ -51,7 +75,7 @@ def _argmax(x: torch.Tensor) -> torch.Tensor:
 
     `amax` is vectorised on the CPU and `argmax` is not: find the tile first, then the place in it.
     """
-    tile = gcd(x.shape[1], 512)
+    tile = math.gcd(x.shape[1], 512)
     if tile < 16:
         best = x.argmax(-1)
     else:
@@ -64,22 +88,24 @@ def _argmax(x: torch.Tensor) -> torch.Tensor:
     return best
 
 
-def _kept(x: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """What top-k and then top-p leave of one row of scaled logits: token ids, ascending, and their values."""
-    if not 0 < top_k < len(x):
-        tokens = _nucleus(x, top_p)
-        return tokens, x[tokens]
-    tokens = _largest(x, top_k)
-    values = x[tokens]
-    if not top_p < 1:
-        return tokens, values
-    inner = _nucleus(values, top_p)
-    return tokens[inner], values[inner]
+def _kept(x: torch.Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """What min-p, then top-k, then top-p leave of a row of scaled logits: token ids, ascending, and their values."""
+    tokens: torch.Tensor | None = None
+    if min_p > 0:
+        tokens = (x >= x.amax() + min(math.log(min_p), 0.0)).nonzero()[:, 0]
+        x = x[tokens]
+    if 0 < top_k < len(x):
+        largest = _largest(x, top_k)
+        tokens, x = largest if tokens is None else tokens[largest], x[largest]
+    if top_p < 1 or tokens is None:
+        nucleus = _nucleus(x, top_p)
+        tokens, x = nucleus if tokens is None else tokens[nucleus], x[nucleus]
+    return tokens, x
 
 
 def _largest(x: torch.Tensor, k: int) -> torch.Tensor:
     """Indices of the k largest values and of their equals."""
-    tiles = x.unflatten(0, (-1, gcd(len(x), 128))).amax(-1)
+    tiles = x.unflatten(0, (-1, math.gcd(len(x), 128))).amax(-1)
     # k tiles hold a value that reaches this one, so what is smaller need not be looked at.
     floor = tiles.topk(k).values[-1] if k < len(tiles) else x.amin()
     near = (x >= floor).nonzero()[:, 0]

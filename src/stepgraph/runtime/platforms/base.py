@@ -7,6 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from stepgraph.runtime.nodes import GraphNode
+
 T = TypeVar("T")
 
 
@@ -14,10 +16,17 @@ class Recording(Protocol):
     """One recorded step. It reads and writes the addresses it was recorded with, and runs no Python of the step."""
 
     num_nodes: int | None
-    """Recorded operations, or None where the platform does not count them."""
+    """Recorded operations, or None where the platform cannot count them."""
 
     def replay(self) -> None:
         """Submit the step on the current stream. Asynchronous where the device is."""
+
+    def nodes(self) -> list[GraphNode]:
+        """Every recorded operation with its region, in an order in which they may run.
+
+        Raises:
+            CaptureError: released, or the platform cannot look into its recordings; says what it needs.
+        """
 
     def release(self) -> None:
         """Give back what the recording holds. It cannot be replayed afterwards."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from stepgraph.runtime.errors import CaptureError, ConfigError, ReplayError, StepgraphError
+from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms.cuda_walk import NewNodes, load_driver, walk
 from stepgraph.runtime.platforms.source_line import raising_line
+from stepgraph.runtime.regions import RegionLog, logging_regions
 
 T = TypeVar("T")
 
@@ -24,17 +27,28 @@ def why_unavailable() -> str | None:
 
 
 class CudaRecording:
-    """One instantiated graph."""
+    """One instantiated graph, and the captured one that it was made from.
 
-    num_nodes: int | None = None
+    regions: of its nodes by handle; None where nothing could note them.
+    """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, regions: Mapping[int, str] | None) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
+        self._regions = regions
+        self.num_nodes: int | None = None if regions is None else len(regions)
 
     def replay(self) -> None:
         if self._graph is None:
             raise ReplayError("this graph was released; capture again before replaying it")
         self._graph.replay()
+
+    def nodes(self) -> list[GraphNode]:
+        if self._graph is None:
+            raise CaptureError("this graph was released; capture again before reading its nodes")
+        driver = load_driver()
+        if driver is None or self._regions is None:
+            raise CaptureError("reading a graph's nodes needs cuda.bindings; pip install cuda-bindings, then capture")
+        return walk(driver, self._graph.raw_cuda_graph(), self._regions)
 
     def release(self) -> None:
         if self._graph is not None:
@@ -97,23 +111,27 @@ class CudaPlatform:
         return result
 
     def record(self, step: Callable[[], T], pool: Any) -> tuple[CudaRecording, T]:
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # costs host memory only, and its nodes can be read later
+        driver = load_driver()
+        log = None if driver is None else RegionLog(NewNodes(driver, self._stream.cuda_stream))
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                result = step()
+                with logging_regions(log):
+                    result = step()
             except BaseException as error:
                 self._abandon(graph, pool)
                 raise _as_capture_error(error) from error
             try:
                 graph.capture_end()
+                graph.instantiate()
             except RuntimeError as error:
                 self._abandon(graph, pool)
                 raise _as_capture_error(error) from error
         current.wait_stream(self._stream)
-        return CudaRecording(graph), result
+        return CudaRecording(graph, None if log is None else log.regions), result
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> PinnedRing:
         return PinnedRing(host, slab)

@@ -7,8 +7,11 @@ from typing import TypeVar
 
 import torch
 
+from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.platforms.tape.recorder import Call, TapeRecorder
 from stepgraph.runtime.platforms.tape.refusals import HostReadGuard
+from stepgraph.runtime.regions import RegionLog, logging_regions
 
 T = TypeVar("T")
 
@@ -16,8 +19,9 @@ T = TypeVar("T")
 class TapeRecording:
     """A recorded step: the calls, in order, on frozen tensors."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Call], nodes: list[GraphNode]) -> None:
         self._calls = calls
+        self._nodes: list[GraphNode] | None = nodes
         self.num_nodes: int | None = len(calls)
 
     def replay(self) -> None:
@@ -26,8 +30,14 @@ class TapeRecording:
             for function, args, kwargs in self._calls:
                 function(*args, **kwargs)
 
+    def nodes(self) -> list[GraphNode]:
+        if self._nodes is None:
+            raise CaptureError("this tape was released; capture again before reading its nodes")
+        return list(self._nodes)
+
     def release(self) -> None:
         self._calls = []
+        self._nodes = None
 
 
 class DirectCopy:
@@ -55,9 +65,11 @@ class TapePlatform:
 
     def record(self, step: Callable[[], T], pool: None) -> tuple[TapeRecording, T]:
         recorder = TapeRecorder()
-        with recorder, HostReadGuard():
+        log = RegionLog(recorder.new_calls)
+        with recorder, HostReadGuard(), logging_regions(log):
             result = step()
-        return TapeRecording(recorder.finish()), result
+        nodes = [GraphNode(i, "operator", name, log.regions[i]) for i, name in enumerate(recorder.names)]
+        return TapeRecording(recorder.finish(), nodes), result
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> DirectCopy:
         return DirectCopy(host, slab)

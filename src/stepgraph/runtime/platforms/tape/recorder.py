@@ -25,6 +25,8 @@ class TapeRecorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
+        self.names: list[str] = []
+        self._noted = 0
         self._frozen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(
@@ -46,8 +48,14 @@ class TapeRecorder(TorchDispatchMode):
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             result = function(*args, **kwargs)
         frozen_args, frozen_kwargs = self._freeze(args), self._freeze(kwargs)
-        self.calls.append(_rerun_into(function, frozen_args, frozen_kwargs, self._fresh(result, (args, kwargs))))
+        call = _rerun_into(function, frozen_args, frozen_kwargs, self._fresh(result, (args, kwargs)))
+        self._add(getattr(function, "__qualname__", type(function).__qualname__), call)
         return result
+
+    def new_calls(self) -> range:
+        """Which calls were added since this was last asked."""
+        start, self._noted = self._noted, len(self.calls)
+        return range(start, self._noted)
 
     def finish(self) -> list[Call]:
         """The calls; the recorder lets go of everything else."""
@@ -58,11 +66,15 @@ class TapeRecorder(TorchDispatchMode):
         outputs = self._fresh(result, (args, kwargs))
         if func._schema.is_mutable:
             call: Call = (func, self._freeze(args), self._freeze(kwargs))
-            self.calls.append(_rerun_into(*call, outputs) if any(o is not None for o in outputs) else call)
+            self._add(str(func), _rerun_into(*call, outputs) if any(o is not None for o in outputs) else call)
         elif all(output is None for output in outputs):
             return  # a view, or no tensor at all
         else:
-            self.calls.append(self._functional(func, args, kwargs, outputs))
+            self._add(str(func), self._functional(func, args, kwargs, outputs))
+
+    def _add(self, name: str, call: Call) -> None:
+        self.names.append(name)
+        self.calls.append(call)
 
     def _functional(
         self,

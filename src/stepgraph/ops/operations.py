@@ -1,0 +1,131 @@
+"""Operation sets: what computes a decoder layer around its attention, and which one is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+
+from stepgraph.runtime.errors import ConfigError
+
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""(q [rows, heads, head_dim], one layer of the cache, out like q): writes the attention output into `out`."""
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer's matrices [out, in] and vectors; projections that read the same input joined into one.
+
+    qkv: Q, K, V in this order; qkv_bias the same. q_norm, k_norm: RMSNorm weights [head_dim] of each head, applied
+        before the rotary embedding. None where a family has none.
+    gate_up: gate first.
+    """
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    attention_out: torch.Tensor
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """What all layers share.
+
+    cos, sin: [positions, head_dim] in the model's dtype, from `rotary_tables`: the first half of `sin` is negated.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The rows between two layers: `new` + `residual`, both [rows, hidden].
+
+    residual: None where nothing is left to add. A layer may overwrite both.
+    """
+
+    new: torch.Tensor
+    residual: torch.Tensor | None = None
+
+
+class OperationSet(Protocol):
+    """The pieces of a forward pass. Attention has backends of its own and is called through `attend`.
+
+    All of it can be captured on the devices the set runs on. Each piece names its launches with regions.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name `get_operations` and the command line know it by."""
+
+    def places(self, positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> Any:
+        """Where this step's rows stand, made once a step and handed to every layer; its type is the set's own.
+
+        positions: int64 [rows]. block_tables: int32 [rows, max_blocks]. Padded rows: position 0, block 0.
+        """
+
+    def embed(self, tokens: torch.Tensor, embedding: torch.Tensor) -> Hidden:
+        """tokens: int64 [rows]. embedding: [vocab, hidden]."""
+
+    def layer(self, hidden: Hidden, weights: LayerWeights, places: Any, kv: torch.Tensor, attend: Attend) -> Hidden:
+        """One layer. kv: its cache, [blocks, 2, block_size, kv_heads, head_dim], where the rows' K and V are written.
+
+        Only the first dimension of `kv` may be strided.
+        """
+
+    def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
+        """The norm after the last layer: [rows, hidden]."""
+
+    def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """normed: [rows, hidden]. weight: [vocab, hidden]. Returns logits [rows, vocab] in the model's dtype."""
+
+
+_DEVICE_TYPES = {"unfused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+
+
+def choose_operations(name: str | None, device: torch.device | str) -> str:
+    """The set that runs on a device: `name`, or the preferred one for None.
+
+    Raises:
+        ConfigError: an unknown name, a set that does not run there, or one whose packages are missing.
+    """
+    kind = torch.device(device).type
+    here = [known for known, kinds in _DEVICE_TYPES.items() if kind in kinds]
+    if find_spec("triton") is None and "unfused" in here:
+        here.remove("unfused")
+    usable = f"available on {kind}: {', '.join(here) or 'none'}"
+    if name is None:
+        if not here:
+            raise ConfigError(f"operations: no set runs on device '{kind}'; use cpu or cuda")
+        return here[0]
+    if name not in _DEVICE_TYPES:
+        raise ConfigError(f"operations: unknown set '{name}'; {usable}")
+    if kind not in _DEVICE_TYPES[name]:
+        raise ConfigError(f"operations: '{name}' runs on {', '.join(_DEVICE_TYPES[name])}, not on {kind}; {usable}")
+    if name not in here:
+        raise ConfigError(f"operations: '{name}' needs the triton package, which is not installed; {usable}")
+    return name
+
+
+def get_operations(name: str | None, device: torch.device | str, shape: DecoderShape) -> OperationSet:
+    """Make the set `name` (None: the preferred one) for a device. Raises ConfigError where it cannot run."""
+    if choose_operations(name, device) == "reference":
+        from stepgraph.ops.reference_set import ReferenceOperations
+
+        return ReferenceOperations(shape)
+    from stepgraph.ops.unfused import UnfusedOperations  # imports triton, which a CPU machine may lack
+
+    return UnfusedOperations(shape)

@@ -1,0 +1,91 @@
+"""The chapter's layer: ten launches, nothing fused beyond what every engine fuses. What graphs are measured with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
+from stepgraph.ops.unfused.kernels import add_rms_norm, rotate, silu_mul, write_kv
+from stepgraph.runtime.regions import region
+
+TEN = (
+    "input_norm",
+    "qkv_projection",
+    "rotary",
+    "kv_write",
+    "attention",
+    "output_projection",
+    "post_norm",
+    "gate_up_projection",
+    "activation",
+    "down_projection",
+)
+"""The regions of a layer, in order: one launch each, where neither cuBLAS nor the attention backend adds any."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The kernels read positions and block tables where they lie, so that a step launches nothing for them."""
+
+    positions: torch.Tensor
+    block_tables: torch.Tensor
+
+
+class UnfusedOperations:
+    """Projections by cuBLAS, the rest by small Triton kernels. float32, bfloat16 and float16, on CUDA."""
+
+    name = "unfused"
+
+    def __init__(self, shape: DecoderShape) -> None:
+        self._shape = shape
+
+    def places(self, positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> Places:
+        return Places(positions, block_tables)
+
+    def embed(self, tokens: torch.Tensor, embedding: torch.Tensor) -> Hidden:
+        with region("embedding"):
+            return Hidden(F.embedding(tokens, embedding))
+
+    def layer(self, hidden: Hidden, weights: LayerWeights, places: Places, kv: torch.Tensor, attend: Attend) -> Hidden:
+        shape = self._shape
+        with region("input_norm"):
+            normed, residual = self._add_norm(hidden, weights.input_norm)
+        with region("qkv_projection"):
+            qkv = F.linear(normed, weights.qkv, weights.qkv_bias)
+        with region("rotary"):
+            rotate(
+                qkv, places.positions, shape.cos, shape.sin, shape.num_heads, shape.num_kv_heads,
+                weights.q_norm, weights.k_norm, shape.norm_eps,
+            )  # fmt: skip
+        with region("kv_write"):
+            write_kv(qkv, places.positions, places.block_tables, kv, shape.num_heads)
+        with region("attention"):
+            q = qkv[:, : shape.num_heads * shape.head_dim].view(-1, shape.num_heads, shape.head_dim)
+            attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            attend(q, kv, attended)
+        with region("output_projection"):
+            new = F.linear(attended.flatten(1), weights.attention_out)
+        with region("post_norm"):
+            normed, residual = self._add_norm(Hidden(new, residual), weights.post_norm)
+        with region("gate_up_projection"):
+            gate_up = F.linear(normed, weights.gate_up)
+        with region("activation"):
+            activated = silu_mul(gate_up)
+        with region("down_projection"):
+            return Hidden(F.linear(activated, weights.down), residual)
+
+    def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
+        with region("final_norm"):
+            return self._add_norm(hidden, weight)[0]
+
+    def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with region("lm_head"):
+            return F.linear(normed, weight)
+
+    def _add_norm(self, hidden: Hidden, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The normed sum, and the sum itself: in place of the residual, or the rows as they are where there is none."""
+        normed = add_rms_norm(hidden.new, hidden.residual, weight, self._shape.norm_eps)
+        return normed, hidden.new if hidden.residual is None else hidden.residual

@@ -1,0 +1,173 @@
+"""Reads captured CUDA graphs through the driver: which nodes there are, and which of them are new during a capture."""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.nodes import Dependency, Extent, GraphNode
+
+Edge = tuple[int, int, bool]
+"""(handle of a node, handle of one that waits for it, whether programmatically)"""
+
+_CAPTURE_ACTIVE = 1
+_PROGRAMMATIC = 1
+_demangle: Callable[[str], str] = getattr(torch._C, "_demangle", str)
+
+
+def load_driver() -> Any | None:
+    """The driver's functions, or None where cuda.bindings is not installed."""
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return None
+    return driver
+
+
+class NewNodes:
+    """Called during a capture: the handles of the nodes that the stream's graph got since the last call.
+
+    Handles are compared, since the driver promises no order. Nothing once the capture is broken.
+    """
+
+    def __init__(self, driver: Any, stream: int) -> None:
+        self._driver, self._stream = driver, stream
+        # cuda.bindings 12 has the form that understands programmatic edges under another name
+        self._info = getattr(driver, "cuStreamGetCaptureInfo_v3", driver.cuStreamGetCaptureInfo)
+        self._seen: set[int] = set()
+
+    def __call__(self) -> set[int]:
+        error, status, _, graph, *_ = self._info(self._stream)
+        if int(error) or int(status) != _CAPTURE_ACTIVE:
+            return set()
+        _, count = _checked(self._driver.cuGraphGetNodes(graph))
+        if count == len(self._seen):
+            return set()
+        known, self._seen = self._seen, set(_handles(self._driver, graph))
+        return self._seen - known
+
+
+def walk(
+    driver: Any, graph: int, regions: Mapping[int, str], edges_of: Callable[[int], list[Edge]] | None = None
+) -> list[GraphNode]:
+    """Every node of a captured graph, those of child graphs right after the node that holds them.
+
+    regions: of the nodes by handle; a child graph's nodes have their parent's. Bodies of conditional nodes are not
+    entered. Raises CaptureError where the driver refuses.
+    """
+    nodes: list[GraphNode] = []
+    _walk(driver, graph, regions, edges_of or _edges, nodes, None)
+    return nodes
+
+
+def _walk(
+    driver: Any,
+    graph: int,
+    regions: Mapping[int, str],
+    edges_of: Callable[[int], list[Edge]],
+    nodes: list[GraphNode],
+    parent: GraphNode | None,
+) -> None:
+    """Append the graph's nodes to `nodes`."""
+    before: dict[int, list[tuple[int, bool]]] = {handle: [] for handle in _handles(driver, graph)}
+    for source, target, programmatic in edges_of(graph):
+        before[target].append((source, programmatic))
+    place: dict[int, int] = {}
+    for handle in _in_order(before):
+        node = driver.CUgraphNode(handle)
+        (kind,) = _checked(driver.cuGraphNodeGetType(node))
+        kind = kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
+        name, grid, block, shared = _kernel(driver, node) if kind == "kernel" else ("", None, None, None)
+        place[handle] = len(nodes)
+        read = GraphNode(
+            index=len(nodes),
+            type=kind,
+            name=name,
+            region=regions.get(handle, "") if parent is None else parent.region,
+            grid=grid,
+            block=block,
+            shared_bytes=shared,
+            after=tuple(Dependency(place[source], programmatic) for source, programmatic in before[handle]),
+            parent=None if parent is None else parent.index,
+        )
+        nodes.append(read)
+        if kind == "graph":
+            (child,) = _checked(driver.cuGraphChildGraphNodeGetGraph(node))
+            _walk(driver, int(child), regions, edges_of, nodes, read)
+
+
+def _kernel(driver: Any, node: Any) -> tuple[str, Extent, Extent, int]:
+    (params,) = _checked(driver.cuGraphKernelNodeGetParams(node))
+    grid = (params.gridDimX, params.gridDimY, params.gridDimZ)
+    block = (params.blockDimX, params.blockDimY, params.blockDimZ)
+    name = ""
+    # A kernel of a library that was loaded lazily has no function handle.
+    for handle, name_of in ((params.func, driver.cuFuncGetName), (params.kern, driver.cuKernelGetName)):
+        if not name and int(handle):
+            error, found = name_of(handle)
+            name = "" if int(error) else found.decode()
+    return _demangle(name) if name.startswith("_Z") else name, grid, block, params.sharedMemBytes
+
+
+def _in_order(before: Mapping[int, Iterable[tuple[int, bool]]]) -> list[int]:
+    """The handles, each after those it waits for, otherwise as the driver lists them."""
+    listed = {handle: position for position, handle in enumerate(before)}
+    waiting = {handle: len(list(sources)) for handle, sources in before.items()}
+    followers: dict[int, list[int]] = {handle: [] for handle in before}
+    for handle, sources in before.items():
+        for source, _ in sources:
+            followers[source].append(handle)
+    ready = [(listed[handle], handle) for handle, count in waiting.items() if not count]
+    order = []
+    while ready:
+        _, handle = heapq.heappop(ready)
+        order.append(handle)
+        for follower in followers[handle]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, (listed[follower], follower))
+    return order
+
+
+def _handles(driver: Any, graph: Any) -> list[int]:
+    graph = driver.CUgraph(int(graph))
+    _, count = _checked(driver.cuGraphGetNodes(graph))
+    nodes, _ = _checked(driver.cuGraphGetNodes(graph, count))
+    return [int(node) for node in nodes]
+
+
+class _EdgeData(ctypes.Structure):
+    """The driver's CUgraphEdgeData."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte),
+        ("to_port", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+def _edges(graph: int) -> list[Edge]:
+    """Not through cuda.bindings, which frees the edges' data before it hands them out (NVIDIA/cuda-python#1804)."""
+    get_edges = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
+    handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
+    _checked((get_edges(handle, None, None, None, ctypes.byref(count)),))
+    if not count.value:  # a single node; the driver refuses to fill arrays of no length
+        return []
+    source, target = ((ctypes.c_void_p * count.value)() for _ in range(2))
+    data = (_EdgeData * count.value)()
+    _checked((get_edges(handle, source, target, data, ctypes.byref(count)),))
+    return [(s, t, d.type == _PROGRAMMATIC) for s, t, d in zip(source, target, data, strict=True)]
+
+
+def _checked(result: Any) -> Any:
+    """What a driver function returned after its error code."""
+    error, *values = result
+    if int(error):
+        raise CaptureError(f"the driver cannot read this graph: {error!s}")
+    return values
