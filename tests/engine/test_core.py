@@ -52,10 +52,12 @@ def test_2000_replays_with_joins_and_leaves(ladder: Ladder, device) -> None:
             core.scheduler.add(waiting.pop(0))
         before = core.kv_cache.clone() if core.runner.stats.steps % 100 == 0 else None
         rows = list(core.scheduler.rows)
+        written = [(one, list(one.blocks), one.computed) for one in rows]
         produced = core.step()
         check_rows(core, rows)
         if before is not None:
             check_untouched(core, before, every)
+            check_kept(core, before, written)
         if len(rows) == 9:
             nine_rows_took.add(core.runner._dispatcher.dispatch(BatchDescriptor.decode(9)).padded)
         for one, _ in produced:
@@ -81,6 +83,16 @@ def check_untouched(core, before: torch.Tensor, every) -> None:
     free = [block for block in range(1, before.shape[0]) if block not in held]
     freed_in_this_step = core.scheduler.preemptions  # none in this run: blocks suffice
     assert freed_in_this_step == 0 and torch.equal(core.kv_cache[free], before[free])
+
+
+def check_kept(core, before: torch.Tensor, written) -> None:
+    """The keys and values that rows had before the step are as they were: nobody else wrote there."""
+    for one, blocks, computed in written:
+        if one.blocks[: len(blocks)] != blocks:
+            continue  # finished meanwhile
+        for position in range(computed):
+            block, offset = blocks[position // 16], position % 16
+            assert torch.equal(core.kv_cache[block, :, :, offset], before[block, :, :, offset])
 
 
 def test_poison_in_the_null_block_and_in_padded_rows_changes_nothing(device) -> None:

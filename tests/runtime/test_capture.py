@@ -39,6 +39,7 @@ def test_progress_counts_to_the_end() -> None:
 
 
 def test_no_garbage_collection_while_recording() -> None:
+    """Rule 11."""
     states = []
     runner_of(lambda x: states.append(gc.isenabled()) or x + 1).capture()
     assert not any(states) and gc.isenabled()

@@ -1,4 +1,5 @@
-"""One contract, two platforms. Cases that only one can show are in test_tape.py and test_cuda.py."""
+"""One contract, two platforms: every case here is the same on both. What only one can show is elsewhere: the tape's own
+in test_tape.py, and GPU only, marked `gpu`, in test_buffers.py, test_threads.py and test_cuda_walk.py."""
 
 import numpy as np
 import pytest

@@ -121,13 +121,34 @@ def test_every_batch_has_a_known_route_before_the_first_request() -> None:
     assert [route.reason for route in routes[16:]] == [Reason.ABOVE_LADDER] * 4
 
 
-def test_no_fallback_without_a_reason() -> None:
-    """Rule 7."""
+def test_a_cliff_is_a_warning_at_the_capture(caplog: pytest.LogCaptureFixture) -> None:
+    """Rule 6."""
+    make(max_requests=20, ladder=Ladder.explicit([1, 2, 4, 8, 16]))
+    wanted = "batches of 17 to 20 requests run eagerly (above_ladder); capture a size of at least 20"
+    assert [record.message for record in caplog.records] == [wanted]
+
+
+def test_a_batch_that_no_graph_runs_is_staged_at_its_own_size(device) -> None:
+    """Rule 4: the decision comes first, and the tails follow it."""
+    runner = make(device, max_requests=20, ladder=Ladder.explicit([16]))
+    runner(ids=[9] * 20, lens=[1] * 20)
+    runner(ids=[7] * 17, lens=[1] * 17)
+    assert runner.buffers["ids"].tolist() == [7] * 17 + [9] * 3  # no tail: 17 rows run as 17
+    runner(ids=[5] * 3, lens=[1] * 3)
+    assert runner.buffers["ids"][:16].tolist() == [5] * 3 + [0] * 13
+
+
+def test_no_fallback_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Rule 7: in the result, the statistics, and once in the log."""
     runner = make(max_requests=20, ladder=Ladder.explicit([1, 2, 4, 8, 16]))
+    caplog.clear()
+    runner(ids=range(18), lens=[1] * 18)
     out = runner(ids=range(17), lens=[1] * 17)
     assert (out.mode, out.padded, out.reason) == (Mode.EAGER, 17, Reason.ABOVE_LADDER)
     assert "largest captured size is 16" in out.decision.detail
-    assert runner.stats.by_reason() == {"above_ladder": 1}
+    assert runner.stats.by_reason() == {"above_ladder": 2}
+    logged = "a step runs eagerly (above_ladder): 18 requests; the largest captured size is 16"
+    assert [record.message for record in caplog.records] == [logged]
 
 
 def test_disabled_graphs_run_the_same_step(device) -> None:

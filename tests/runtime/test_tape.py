@@ -72,6 +72,8 @@ def test_functional_results_are_written_in_place() -> None:
         lambda x: np.asarray(x),
         lambda x: x.data_ptr(),
         lambda x: torch.as_tensor([1.0]),
+        lambda x: torch.asarray([1.0]),
+        lambda x: x.new_tensor([1.0]),
         lambda x: torch.equal(x, x),
         lambda x: torch.unique(x),
         lambda x: x.masked_select(x > 0),

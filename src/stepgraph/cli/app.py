@@ -82,6 +82,19 @@ def run_command(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample among the k best tokens; 0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample among the best tokens that hold this probability.")] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(help="Sample among tokens with at least this share of the best one's probability; 0 is off."),
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Divides the logits of tokens of prompt and answer; 1 is off.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Taken from the logits of tokens that the answer has; 0 is off.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Taken from them once for each time the answer has them; 0 is off.")
+    ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Seed of sampling; the same seed repeats the run.")] = None,
     max_num_seqs: Annotated[
         int | None, typer.Option(help="Requests decoded at once, at most. Default: the number of prompts, up to 256.")
@@ -108,6 +121,10 @@ def run_command(
                 temperature=temperature,
                 top_k=top_k,
                 top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
                 seed=seed,
                 max_num_seqs=max_num_seqs,
                 chat=chat,

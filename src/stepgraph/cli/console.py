@@ -81,6 +81,10 @@ def print_run(report: Mapping[str, Any]) -> None:
     table.add_row("load", f"{seconds['load']:.2f} s ({report['model']}, {report['dtype']} on {report['device']})")
     sizes = report["captured_sizes"]
     table.add_row("capture", f"{seconds['capture']:.2f} s ({', '.join(map(str, sizes)) or 'no graphs'})")
+    eager = sum(rung is None for rung in report["coverage"])
+    if sizes:
+        outside = f"{eager} of them run eagerly" if eager else "each has a graph"
+        table.add_row("coverage", f"batches of 1 to {len(report['coverage'])}: {outside}")
     for size, reason in report["dropped_sizes"].items():
         table.add_row("dropped", escape(f"size {size}: {reason}"))
     table.add_row("tokens", f"{report['tokens']['prompt']} in prompts, {report['tokens']['generated']} generated")

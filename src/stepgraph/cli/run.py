@@ -20,6 +20,19 @@ LONGEST_RULE = 512
 """vLLM's and SGLang's rules are taken up to here; the engine leaves out the rungs that its batch cannot reach."""
 
 
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "max_tokens",
+    "seed",
+)
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """The options of the command line; None where the default depends on the machine, the model or the prompts."""
@@ -38,13 +51,17 @@ class RunOptions:
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     max_num_seqs: int | None = None
     chat: bool = True
     as_json: bool = False
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams among them."""
-        return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "max_tokens", "seed")}
+        return {name: getattr(self, name) for name in _SAMPLING}
 
 
 def run(options: RunOptions) -> None:
@@ -146,6 +163,7 @@ def make_report(
         "graphs": options.graphs,
         "ladder": options.ladder,
         "captured_sizes": sorted(key.num_reqs or key.num_tokens for key in capture.graphs),
+        "coverage": [route.padded if route.mode == "FULL" else None for route in llm.core.runner.coverage()],
         "dropped_sizes": {str(size): reason for size, reason in capture.dropped.items()},
         "sampling": options.sampling(),
         "results": [_result(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)],

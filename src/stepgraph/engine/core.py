@@ -17,8 +17,10 @@ from stepgraph.ops.sampling import Sampler, sample
 from stepgraph.runtime.buffers import PaddingPolicy, Slot, StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.regions import region
 from stepgraph.runtime.runner import GraphRunner
+from stepgraph.runtime.support import AttentionCGSupport
 
 
 def decode_slots(max_blocks: int, pad_seq_len: int, penalties_over: int | None = None) -> list[Slot]:
@@ -43,6 +45,9 @@ class EngineCore:
     max_num_seqs: rows that decode at once. chunk_tokens: prefill tokens a step.
     sampler: chooses the tokens. penalties: whether requests may ask for them; takes 4 bytes a row and token of the
         vocabulary.
+
+    Raises:
+        ConfigError: graphs over an attention backend that cannot be captured, or a cache that does not fit.
     """
 
     def __init__(
@@ -58,6 +63,11 @@ class EngineCore:
         sampler: Sampler = sample,
         penalties: bool = True,
     ) -> None:
+        if graphs.backend is Backend.FULL and attention.support is AttentionCGSupport.NEVER:
+            raise ConfigError(
+                f"attention: backend '{attention.name}' cannot be captured on {model.device.type} (support NEVER); "
+                f"choose another backend or disable graphs"
+            )
         self.model, self.attention = model, attention
         self.penalties = penalties
         self._sample = sampler
@@ -91,6 +101,7 @@ class EngineCore:
         if not rows:
             return []
         inputs = self._sync_rows(rows, grown)
+        self.attention.plan([request.num_tokens for request in rows], self.buffers["block_tables"])
         tokens = self.runner(num_requests=len(rows), **inputs).tokens.tolist()
         for request, token in zip(rows, tokens, strict=True):
             request.computed += 1

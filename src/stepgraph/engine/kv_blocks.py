@@ -21,9 +21,22 @@ def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def allocate_cache(config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[num_blocks, layers, 2, block_size, kv_heads, head_dim], zeroed. Blocks lead, so that it can grow."""
+    """[num_blocks, layers, 2, block_size, kv_heads, head_dim], zeroed. Blocks lead, so that it can grow.
+
+    Raises:
+        ConfigError: more than the device has.
+    """
     shape = (num_blocks, config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch's out-of-memory errors, of any device
+        if "memory" not in str(error).lower():
+            raise
+        gib = num_blocks * block_bytes(config, dtype) / 2**30
+        raise ConfigError(
+            f"KV cache: {num_blocks} blocks take {gib:.1f} GiB, which {device} does not have; give it fewer blocks "
+            f"(kv_blocks), or lower max_num_seqs or max_model_len"
+        ) from None
 
 
 class BlockPool:

@@ -117,33 +117,33 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: Params | None = None,
+        sampling_params: Params | None = None,
         *,
         stream: Callable[[TextDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; results in the order of the prompts.
 
-        prompts: text, token ids, or a list of either. params: one for all, or one for each.
+        prompts: text, token ids, or a list of either. sampling_params: one for all, or one for each.
         stream: called with every piece of text as it becomes certain.
 
         Raises:
             RequestError: an empty prompt, one longer than the model allows, or parameters that do not fit.
         """
-        tracked = self._add_all(prompts, params)
+        tracked = self._add_all(prompts, sampling_params)
         for delta in self._drive(tracked):
             if stream is not None:
                 stream(delta)
         return [request.result() for request in tracked]
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], params: Params | None = None) -> Iterator[TextDelta]:
+    def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params | None = None) -> Iterator[TextDelta]:
         """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished."""
-        tracked = self._add_all(prompts, params)
+        tracked = self._add_all(prompts, sampling_params)
         return self._drive(tracked)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
-        params: Params | None = None,
+        sampling_params: Params | None = None,
         *,
         stream: Callable[[TextDelta], None] | None = None,
     ) -> list[RequestOutput]:
@@ -154,7 +154,7 @@ class LLM:
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, params, stream=stream)
+        return self.generate(prompts, sampling_params, stream=stream)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A conversation as token ids, ready for the assistant's turn."""

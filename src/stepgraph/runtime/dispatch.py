@@ -50,6 +50,22 @@ class Decision:
         return self.key.num_reqs or self.key.num_tokens
 
 
+def cliffs(coverage: Iterable[Decision]) -> list[str]:
+    """Runs of neighbouring batch sizes that fall off the ladder, each as a sentence that says what to change."""
+    runs: list[tuple[int, int, Reason]] = []
+    for decision in coverage:
+        if decision.mode is not Mode.EAGER or decision.reason is Reason.DISABLED:
+            continue
+        if runs and runs[-1][1] == decision.real - 1 and runs[-1][2] is decision.reason:
+            runs[-1] = (runs[-1][0], decision.real, decision.reason)
+        else:
+            runs.append((decision.real, decision.real, decision.reason))
+    return [
+        f"batches of {first} to {last} requests run eagerly ({reason}); capture a size of at least {last}"
+        for first, last, reason in runs
+    ]
+
+
 class Dispatcher:
     """Looks batches up among the captured keys. Every answer is computed once and remembered."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,13 +15,15 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress, capture_ladder
 from stepgraph.runtime.config import Backend, GraphConfig
-from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode
+from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, Reason, cliffs
 from stepgraph.runtime.errors import CaptureError, ConfigError, InputError, ReplayError
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.outputs import SharedOutputs, StepOutput, named_outputs, real_rows
 from stepgraph.runtime.stats import Stats
 
 Step = Callable[..., Any]
+
+_log = logging.getLogger(__name__)
 
 
 class GraphRunner:
@@ -58,6 +61,7 @@ class GraphRunner:
         self._lent: dict[Decision, dict[str, torch.Tensor]] = {}
         self._batches = [BatchDescriptor.decode(max(n, 1)) for n in range(buffers.max_requests + 1)]
         self._step_count = 0
+        self._told: set[Reason] = set()  # why steps have fallen back so far
         self._audit = AddressAudit()
         self._check: Callable[[], None] | None = None  # before each replay, once something is watched
         self._turn = threading.Lock()
@@ -183,6 +187,8 @@ class GraphRunner:
         self._graphs = report.graphs
         self._dispatcher = Dispatcher(self._ladder, report.graphs, report.dropped)
         self._audit.remember()
+        for cliff in cliffs(self.coverage()):
+            _log.warning("%s", cliff)
         return report
 
     @contextmanager
@@ -215,6 +221,9 @@ class GraphRunner:
         return lent
 
     def _run_eager(self, decision: Decision) -> dict[str, torch.Tensor]:
+        if decision.reason not in self._told and decision.reason is not Reason.DISABLED:
+            self._told.add(decision.reason)
+            _log.warning("a step runs eagerly (%s): %s", decision.reason, decision.detail)
         with torch.no_grad():
             return named_outputs(self._step(**self.buffers.views(decision.key)))
 

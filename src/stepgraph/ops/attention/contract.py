@@ -66,9 +66,10 @@ class AttentionBackend(Protocol):
         """The length to give padded rows."""
 
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
-        """Prepare one step, on the host, outside the graph and after padding; may do nothing.
+        """Prepare one decode step, on the host and outside the graph; may do nothing.
 
-        `seq_lens` holds one length per row, padded rows included; `block_tables` is the buffer that the graph reads.
+        `seq_lens` holds one length per real row, padded rows have `pad_seq_len`; `block_tables` is the buffer that the
+        graph reads, [rows, max_blocks].
         """
 
     def decode(

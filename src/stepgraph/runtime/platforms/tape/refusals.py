@@ -32,6 +32,8 @@ _FUNCTIONS: dict[Callable[..., Any], str] = {
     torch.Tensor.data_ptr: _HANDS_OUT_ADDRESS,
     torch.tensor: _BUILDS_FROM_HOST,
     torch.as_tensor: _BUILDS_FROM_HOST,
+    torch.asarray: _BUILDS_FROM_HOST,
+    torch.Tensor.new_tensor: _BUILDS_FROM_HOST,
 }
 
 _SIZE_DEPENDS_ON_DATA = "has an output whose size depends on data; use a fixed size and a mask"
@@ -48,7 +50,7 @@ class HostReadGuard(TorchFunctionMode):
     ) -> Any:
         why = _FUNCTIONS.get(func)
         if why is not None and not _converts_a_tensor(func, args):
-            owner = "torch" if func in (torch.tensor, torch.as_tensor) else "Tensor"
+            owner = "torch" if func in (torch.tensor, torch.as_tensor, torch.asarray) else "Tensor"
             raise refusal(f"{owner}.{func.__name__}()", why)
         return func(*args, **(kwargs or {}))
 
@@ -71,4 +73,4 @@ def refusal(what: str, why: str) -> CaptureError:
 
 def _converts_a_tensor(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     """`torch.as_tensor(t)` of something already on the device copies nothing from the host."""
-    return func is torch.as_tensor and bool(args) and isinstance(args[0], torch.Tensor)
+    return func in (torch.as_tensor, torch.asarray) and bool(args) and isinstance(args[0], torch.Tensor)
