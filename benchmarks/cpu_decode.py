@@ -69,8 +69,8 @@ def main() -> None:
         {
             "name": "cpu_decode",
             "definition": "One decode step of SmolLM2-135M in float32: a run of 40 tokens less a run of 8, over the "
-            "32 steps between. Speed is the second time over the first, paired in turns, with a 95 % bootstrap "
-            "interval.",
+            "32 steps between. Times are medians. Speed is the median of the rounds' ratios, second over first, paired "
+            "in turns, with a 95 % bootstrap interval; it need not be the ratio of the medians.",
             "unit": "ms a step",
             "machine": machine(),
             "versions": versions("torch", "transformers"),

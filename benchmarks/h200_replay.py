@@ -90,7 +90,8 @@ def main() -> int:
     write_result(
         {
             "name": "h200_replay",
-            "definition": f"SmolLM2-135M in bfloat16, 13 rows padded to 16. Host time of a call with the device idle; "
+            "definition": f"SmolLM2-135M in bfloat16, 13 rows padded to 16. Host time of a call with the device idle "
+            "(`the same step, eager` with four slots staged); "
             f"a whole step ends when the device does. Eager / graph, paired: {speed:.2f} ({low:.2f} to {high:.2f}). "
             f"{equal} of {total} requests (greedy and sampled, 64 tokens) gave the same tokens with graphs and eager.",
             "unit": "µs",

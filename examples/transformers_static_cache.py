@@ -82,7 +82,7 @@ def main(device: str, directory: str | None = None) -> None:
             tokens.append(out.output.clone())  # the next step overwrites the output
         expected = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)[:, longest:]
         assert torch.equal(torch.stack(tokens, dim=1), expected)
-        print(f"{n} prompts: {out.mode}, {out.padded - n} padded rows, {NEW} tokens each, as generate() has them")
+        print(f"{n} at once: {out.mode}, {out.padded - n} padded rows, {NEW} tokens each, as generate() has them")
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def _cuda_bindings() -> str:
     try:
         import_module("cuda.bindings.driver")
     except ImportError:
-        raise DoesNotWork("not installed: pip install 'stepgraph[cuda]'") from None
+        raise DoesNotWork("not installed: pip install cuda-bindings") from None
     return metadata.version("cuda-bindings")
 
 
@@ -148,7 +148,7 @@ def _triton() -> str:
     try:
         triton = import_module("triton")
     except ImportError:
-        raise DoesNotWork("not installed: pip install 'stepgraph[triton]'") from None
+        raise DoesNotWork("not installed: pip install triton") from None
     _require_cuda(f"{triton.__version__} is installed, but ")
     return str(triton.__version__)
 

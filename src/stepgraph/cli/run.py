@@ -152,7 +152,7 @@ def make_report(
     """
     import torch
 
-    capture, stats = llm.capture_report, llm.stats.to_json()
+    capture, stats = llm.capture_report, llm.stats.as_dict()
     generated = sum(len(output.outputs[0].token_ids) for output in outputs)
     return {
         "model": options.model or "demo model SmolLM2-135M-Instruct",

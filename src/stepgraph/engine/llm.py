@@ -34,6 +34,7 @@ Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams]
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_GPU_SEQS, _CPU_SEQS = 256, 16
 _CPU_KV_BYTES = 1 << 30
 _GPU_KV_FRACTION = 0.5  # of the memory that is free once the weights are there
 
@@ -47,7 +48,7 @@ class LLM:
         stored as, bfloat16 where they are quantised.
     graphs: `full` decodes through captured graphs, `disabled` eagerly.
     ladder: captured sizes, in requests. By default vLLM's. It must hold `max_num_seqs`; larger rungs are left out.
-    max_num_seqs: requests that decode at once.
+    max_num_seqs: requests that decode at once; by default 256 on a GPU and 16 on a CPU, where capturing takes longer.
     max_model_len: longest sequence in tokens, prompt and output; by default the model's own limit.
     attention: backend name; by default the best that runs on the device.
     operations: what computes a layer around its attention: `unfused` (ten launches a layer, the default on a GPU) or
@@ -72,7 +73,7 @@ class LLM:
         dtype: torch.dtype | str = "auto",
         graphs: Literal["full", "disabled"] = "full",
         ladder: Ladder | None = None,
-        max_num_seqs: int = 256,
+        max_num_seqs: int | None = None,
         max_model_len: int | None = None,
         attention: str | None = None,
         operations: str | None = None,
@@ -82,8 +83,10 @@ class LLM:
         sampler: str = "fused",
         progress: Progress | None = None,
     ) -> None:
-        config = graph_config(graphs, ladder, max_num_seqs)
         target = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu")).device
+        if max_num_seqs is None:
+            max_num_seqs = _GPU_SEQS if target.type == "cuda" else _CPU_SEQS
+        config = graph_config(graphs, ladder, max_num_seqs)
         operations = choose_operations(operations, target)  # before the weights, which take a while
         choose_token = get_sampler(sampler)
         started = time.perf_counter()

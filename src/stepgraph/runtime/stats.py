@@ -46,7 +46,7 @@ class Stats:
             for (real, padded, mode, reason), count in sorted(totals.items())
         ]
 
-    def to_json(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, object]:
         return {
             "steps": self.steps,
             "real_rows": self.real_rows,

@@ -1,4 +1,4 @@
-"""The chapter's layer: ten launches, nothing fused beyond what every engine fuses. What graphs are measured with."""
+"""A decoder layer as ten launches, nothing fused beyond what every engine fuses. What graphs are measured with."""
 
 from __future__ import annotations
 
