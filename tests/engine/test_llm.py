@@ -101,6 +101,42 @@ def test_sampling_parameters_one_each(llm: LLM) -> None:
         llm.generate(["a", "b"], [GREEDY])
 
 
+def test_a_call_from_inside_a_callback_loses_nothing(llm: LLM) -> None:
+    expected = [output.outputs[0].text for output in llm.generate(["ab", "cd", "ef"], GREEDY)]
+    texts, inner = ["", "", ""], []
+
+    def call_again(delta) -> None:
+        texts[delta.index] += delta.text
+        if len(inner) < 3:
+            inner.append(llm.generate("xy", GREEDY)[0].outputs[0].text)
+
+    outputs = llm.generate(["ab", "cd", "ef"], GREEDY, stream=call_again)
+    assert texts == expected == [output.outputs[0].text for output in outputs]
+    assert inner == [llm.generate("xy", GREEDY)[0].outputs[0].text] * 3
+
+
+def test_streams_may_take_turns(llm: LLM) -> None:
+    first = llm.stream("ab", GREEDY)
+    text = next(first).text
+    llm.generate("xy", GREEDY)
+    assert text + "".join(delta.text for delta in first) == llm.generate("ab", GREEDY)[0].outputs[0].text
+
+
+def test_a_stream_that_is_never_read_queues_nothing(llm: LLM) -> None:
+    llm.stream("ab", GREEDY)
+    assert not llm.core.scheduler.has_work
+
+
+@pytest.mark.parametrize("prompt", [["a"], [1.7], [True]])
+def test_what_is_no_token_is_refused(llm: LLM, prompt) -> None:
+    with pytest.raises(RequestError, match="token ids are whole numbers"):
+        llm.generate([prompt], GREEDY)
+    with pytest.raises(RequestError, match="sampling parameters are SamplingParams"):
+        llm.generate(["a"], [None])
+    with pytest.raises(RequestError, match="not a text"):
+        llm.chat("hi")
+
+
 def test_no_prompts_no_outputs(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
@@ -135,6 +171,10 @@ def test_a_request_that_can_never_fit_the_cache_is_refused(checkpoint: Path) -> 
         ({"max_model_len": 129}, "this model allows 2 to 128"),
         ({"attention": "magic"}, "unknown backend 'magic'"),
         ({"kv_blocks": 1}, "at least 2 are needed"),
+        ({"kv_blocks": 0}, "at least 2 are needed"),
+        ({"kv_blocks": 10**12}, "give it fewer blocks"),
+        ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        ({"max_num_seqs": 10**8}, "at most 65536"),
     ],
 )
 def test_settings_that_cannot_work_say_what_to_change(checkpoint: Path, options, says: str) -> None:

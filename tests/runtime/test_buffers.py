@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from stepgraph.runtime import BatchDescriptor, ConfigError, InputError, PaddingPolicy, Slot, StaticBuffers
 
 POISON = 77
+SOME = [Slot("x", torch.int64, "request", PaddingPolicy.ZERO)]
 
 
 def one_slot(policy: PaddingPolicy, device: torch.device | str = "cpu", **kwargs) -> StaticBuffers:
@@ -76,6 +77,25 @@ def test_a_row_that_joins_keeps_its_patch(device) -> None:
     buffers.patch([1], x=[4])
     stage(buffers, 2, 2)
     assert buffers["x"][:3].tolist() == [3, 4, 0]
+
+
+def test_device_slots_keep_no_stale_row_however_they_are_written() -> None:
+    buffers = one_slot(PaddingPolicy.ZERO, owner="device")
+    stage(buffers, 8, 8, x=range(1, 9))
+    stage(buffers, 3, 4, x=[1, 2, 3])
+    stage(buffers, 5, 8)
+    assert buffers["x"][:8].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+    buffers.patch([7], x=[77])  # no request comes to stand there
+    stage(buffers, 6, 8)
+    assert buffers["x"][:8].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+
+
+def test_inputs_leave_no_autograd_history(device) -> None:
+    buffers = StaticBuffers(
+        max_requests=2, device=device, slots=[Slot("x", torch.float32, "request", PaddingPolicy.ZERO)]
+    )
+    stage(buffers, 2, 2, x=torch.ones(2, device=device, requires_grad=True) * 2)
+    assert not buffers["x"].requires_grad and buffers["x"].tolist() == [2, 2]
 
 
 def test_the_packed_copy_leaves_device_slots_alone(device) -> None:
@@ -193,5 +213,11 @@ def test_a_slot_needs_a_policy_and_sense() -> None:
         Slot("not a name", torch.int64, "request", PaddingPolicy.ZERO)
     with pytest.raises(ConfigError, match="a name of its own"):
         StaticBuffers(max_requests=1, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)] * 2)
+    with pytest.raises(ConfigError, match="4 tokens are fewer than 8 requests"):
+        StaticBuffers(max_requests=8, max_tokens=4, slots=SOME)
+    with pytest.raises(ConfigError, match="none that torch knows"):
+        StaticBuffers(max_requests=8, device="foo", slots=SOME)
+    with pytest.raises(InputError, match="of different lengths"):
+        stage(one_slot(PaddingPolicy.ZERO), 2, 2, x=[[1], [2, 3]])
     with pytest.raises(ConfigError, match="start at 1"):
         StaticBuffers(max_requests=0, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)])

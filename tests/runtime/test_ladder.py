@@ -86,6 +86,12 @@ def test_what_is_no_ladder_is_refused(text: str) -> None:
         Ladder.parse(text, 16)
 
 
+@pytest.mark.parametrize("make", [lambda: Ladder.explicit([1, 10**9]), lambda: Ladder.vllm(10**9)])
+def test_sizes_beyond_any_batch_are_refused(make) -> None:
+    with pytest.raises(ConfigError, match="above 65536"):
+        make()
+
+
 def test_parse() -> None:
     assert Ladder.parse("vllm", 16) == Ladder.vllm(16)
     assert Ladder.parse("sglang", 16) == Ladder.sglang(16)

@@ -1,5 +1,6 @@
 """The runner: what holds everywhere, on a step that is no language model."""
 
+import copy
 import random
 import time
 
@@ -171,6 +172,17 @@ def test_a_batch_size_without_inputs(device) -> None:
 def test_a_ladder_larger_than_the_buffers_is_refused() -> None:
     with pytest.raises(ConfigError, match="size 32 does not fit buffers of 16"):
         make(ladder=Ladder.vllm(32))
+
+
+def test_outputs_can_be_copied_by_pythons_own_means() -> None:
+    out = make()(ids=[1], lens=[1])
+    assert copy.copy(out).padded == 1
+
+
+def test_one_value_is_no_batch() -> None:
+    for value in (5, torch.tensor(5)):
+        with pytest.raises(InputError, match="slot ids: one value is no batch"):
+            make()(ids=value, lens=[1])
 
 
 def test_an_output_that_the_step_did_not_return_is_named() -> None:

@@ -164,7 +164,7 @@ def _one_line_errors() -> Iterator[None]:
     except Exception as error:
         from stepgraph.runtime.errors import StepgraphError  # here, because the runtime brings torch along
 
-        if not isinstance(error, StepgraphError):
+        if not isinstance(error, StepgraphError | OSError | UnicodeError):
             raise
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(2) from None

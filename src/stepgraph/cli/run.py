@@ -97,14 +97,14 @@ def gather_prompts(options: RunOptions) -> list[str]:
 
     prompts: list[str] = []
     for prompt in options.prompts:
-        prompts.extend(_lines(sys.stdin.read()) if prompt == "-" else [prompt])
+        prompts.extend(_lines(_read_stdin()) if prompt == "-" else [prompt])
     if options.file is not None:
         try:
             prompts.extend(_lines(options.file.read_text(encoding="utf-8-sig")))
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"prompts: {options.file} cannot be read: {_reason(error)}") from None
-    if not options.prompts and options.file is None and not sys.stdin.isatty():
-        prompts.extend(_lines(sys.stdin.read()))
+    if not options.prompts and options.file is None and sys.stdin is not None and not sys.stdin.isatty():
+        prompts.extend(_lines(_read_stdin()))
     if not prompts:
         raise RequestError("prompts: none given; name them as arguments, with --file, or on standard input")
     for number, prompt in enumerate(prompts, start=1):
@@ -224,6 +224,10 @@ def _result(prompt: str, output: RequestOutput) -> dict[str, Any]:
         "finish_reason": answer.finish_reason,
         "prompt_tokens": len(output.prompt_token_ids),
     }
+
+
+def _read_stdin() -> str:
+    return sys.stdin.read() if sys.stdin is not None else ""  # None where it was closed
 
 
 def _lines(text: str) -> list[str]:

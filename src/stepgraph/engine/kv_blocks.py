@@ -24,31 +24,25 @@ def allocate_cache(config: ModelConfig, num_blocks: int, dtype: torch.dtype, dev
     """[num_blocks, layers, 2, block_size, kv_heads, head_dim], zeroed. Blocks lead, so that it can grow.
 
     Raises:
-        ConfigError: more than the device has.
+        ConfigError: more than the device has, or fewer than two.
     """
     shape = (num_blocks, config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    if num_blocks < 2:
+        raise ConfigError(f"KV cache: {num_blocks} blocks; at least 2 are needed, since block 0 is reserved")
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
-    except RuntimeError as error:  # torch's out-of-memory errors, of any device
-        if "memory" not in str(error).lower():
-            raise
+    except RuntimeError:  # out of memory, in the words of the device, or a size beyond counting
         gib = num_blocks * block_bytes(config, dtype) / 2**30
         raise ConfigError(
-            f"KV cache: {num_blocks} blocks take {gib:.1f} GiB, which {device} does not have; give it fewer blocks "
+            f"KV cache: {num_blocks} blocks take {gib:,.1f} GiB, which {device} does not have; give it fewer blocks "
             f"(kv_blocks), or lower max_num_seqs or max_model_len"
         ) from None
 
 
 class BlockPool:
-    """Free blocks, handed out last returned first, so that warm memory is used again.
-
-    Raises:
-        ConfigError: fewer than two blocks, of which the first is the null block.
-    """
+    """Free blocks, handed out last returned first, so that warm memory is used again."""
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 2:
-            raise ConfigError(f"KV cache: {num_blocks} blocks; at least 2 are needed, since block 0 is reserved")
         self.capacity = num_blocks - 1
         self._free = list(range(num_blocks - 1, 0, -1))
 

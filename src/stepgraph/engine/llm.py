@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
@@ -16,17 +17,18 @@ from stepgraph.engine.core import EngineCore
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
 from stepgraph.engine.model import DecoderModel
-from stepgraph.engine.outputs import CompletionOutput, RequestOutput, TextDelta
+from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.params import SamplingParams
-from stepgraph.engine.request import FinishReason, Request
+from stepgraph.engine.request import Request
 from stepgraph.engine.text import TextStream
+from stepgraph.engine.tracked import TrackedRequest
 from stepgraph.ops.attention import AttentionShape, get_backend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.ladder import Ladder, vllm_default_ceiling
+from stepgraph.runtime.ladder import LARGEST, Ladder, vllm_default_ceiling
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.stats import Stats
 
@@ -96,6 +98,8 @@ class LLM:
         rows = max_num_seqs if config.ladder is None else config.ladder.max_size
         backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
         decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
+        if kv_blocks is None:
+            kv_blocks = _default_blocks(self.config, decoder.dtype, target, max_num_seqs, max_len)
         self.load_seconds = time.perf_counter() - started
         self.core = EngineCore(
             decoder,
@@ -103,14 +107,14 @@ class LLM:
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_len,
-            num_blocks=kv_blocks or _default_blocks(self.config, decoder.dtype, target, max_num_seqs, max_len),
+            num_blocks=kv_blocks,
             chunk_tokens=chunk_tokens,
             sampler=choose_token,
             penalties=penalties,
         )
         self.capture_report: CaptureReport = self.core.capture(progress)
         self._next_id = 0
-        self._running: dict[int, _Tracked] = {}
+        self._running: dict[int, TrackedRequest] = {}
 
     @property
     def stats(self) -> Stats:
@@ -132,7 +136,7 @@ class LLM:
         Raises:
             RequestError: an empty prompt, one longer than the model allows, or parameters that do not fit.
         """
-        tracked = self._add_all(prompts, sampling_params)
+        tracked = self._track_all(prompts, sampling_params)
         for delta in self._drive(tracked):
             if stream is not None:
                 stream(delta)
@@ -140,7 +144,7 @@ class LLM:
 
     def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params | None = None) -> Iterator[TextDelta]:
         """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished."""
-        tracked = self._add_all(prompts, sampling_params)
+        tracked = self._track_all(prompts, sampling_params)
         return self._drive(tracked)
 
     def chat(
@@ -155,6 +159,8 @@ class LLM:
         Raises:
             RequestError: as `generate`. ModelError: the model has no chat template.
         """
+        if isinstance(messages, str):
+            raise RequestError("a chat is a list of messages such as {'role': 'user', 'content': 'Hello'}, not a text")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, stream=stream)
@@ -171,21 +177,24 @@ class LLM:
             tracked.request.finish_reason = "abort"
             self.core.scheduler.remove(tracked.request)
 
-    def _add_all(self, prompts: Prompt | Sequence[Prompt], params: Params | None) -> list[_Tracked]:
+    def _track_all(self, prompts: Prompt | Sequence[Prompt], params: Params | None) -> list[TrackedRequest]:
         listed = _as_list(prompts)
         shared = SamplingParams() if params is None else params
         each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
+        if not all(isinstance(one, SamplingParams) for one in each):
+            raise RequestError(
+                "sampling parameters are SamplingParams: one for all prompts, or a list with one for each"
+            )
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        tracked = [self._track(index, prompt, each[index]) for index, prompt in enumerate(listed)]
-        for one in tracked:
-            self._running[one.request.id] = one
-            self.core.scheduler.add(one.request)
-        return tracked
+        return [self._track(index, prompt, each[index]) for index, prompt in enumerate(listed)]
 
-    def _track(self, index: int, prompt: Prompt, params: SamplingParams) -> _Tracked:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+    def _track(self, index: int, prompt: Prompt, params: SamplingParams) -> TrackedRequest:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
+            raise RequestError(f"prompt {index}: token ids are whole numbers; give text or a list of ids")
+        ids = [int(token) for token in ids]
         max_len = self.core.max_model_len
         if not ids:
             raise RequestError(f"prompt {index} is empty; give at least one token")
@@ -211,56 +220,35 @@ class LLM:
         ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
         stops = frozenset(params.stop_token_ids) | frozenset(ends)
         text = TextStream(self.tokenizer, params.stop)
-        return _Tracked(index, prompt if isinstance(prompt, str) else None, request, stops, text)
+        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, stops, text)
 
-    def _drive(self, tracked: list[_Tracked]) -> Iterator[TextDelta]:
-        """Step the engine until these requests are done. Others that are queued advance along."""
-        unfinished = {one.request.id for one in tracked}
+    def _drive(self, tracked: list[TrackedRequest]) -> Iterator[TextDelta]:
+        """Queue these requests and step the engine until they are done. Others that are queued advance along."""
+        for one in tracked:
+            self._running[one.request.id] = one
+            self.core.scheduler.add(one.request)
         try:
-            while unfinished:
-                produced = self.core.step() if self.core.scheduler.has_work else []
-                for request, token in produced:
-                    delta = self._accept(request, token)
-                    if delta is not None and request.id in unfinished:
-                        yield delta
-                unfinished &= self._running.keys()
+            while True:
+                for one in tracked:
+                    while one.deltas:
+                        yield one.deltas.popleft()
+                if all(one.finished for one in tracked):
+                    return
+                self._step()
         finally:
-            for request_id in unfinished:
-                self.abort(request_id)
+            for one in tracked:
+                self.abort(one.request.id)
 
-    def _accept(self, request: Request, token: int) -> TextDelta | None:
-        """Take one token in: text, and whether it ends the request. None where there is nothing to tell."""
-        one = self._running.get(request.id)
-        if one is None:
-            return None  # aborted while its tokens were being handed out
-        if token in one.stops:
-            reason: FinishReason | None = "stop"
-            new = one.text.finish()
-        else:
-            new = one.text.push(token)
-            reason = "stop" if one.text.stopped else None
-            if reason is None and len(request.output) >= request.max_tokens:
-                reason = "length"
-                new += one.text.finish()
-        if reason is not None:
-            request.finish_reason = reason
-            self.core.scheduler.remove(request)
-            del self._running[request.id]
-        return TextDelta(request.id, one.index, new, reason) if new or reason else None
-
-
-class _Tracked:
-    """A request with what only the text side knows of it."""
-
-    def __init__(
-        self, index: int, prompt: str | None, request: Request, stops: frozenset[int], text: TextStream
-    ) -> None:
-        self.index, self.prompt, self.request, self.stops, self.text = index, prompt, request, stops, text
-
-    def result(self) -> RequestOutput:
-        request = self.request
-        output = CompletionOutput(0, self.text.text, list(request.output), request.finish_reason)
-        return RequestOutput(request.id, self.prompt, list(request.prompt), [output], request.finish_reason is not None)
+    def _step(self) -> None:
+        """One engine step. Its tokens are taken in before any is told, so that a caller may call again meanwhile."""
+        for request, token in self.core.step():
+            one = self._running.get(request.id)
+            if one is None:
+                continue
+            one.accept(token)
+            if one.finished:
+                self.core.scheduler.remove(request)
+                del self._running[request.id]
 
 
 def attention_shape(config: ModelConfig) -> AttentionShape:
@@ -274,8 +262,10 @@ def graph_config(graphs: str, ladder: Ladder | None, max_num_seqs: int) -> Graph
     Raises:
         ConfigError: an unknown choice, no rows, or a ladder that has no room for the batch.
     """
-    if max_num_seqs < 1:
-        raise ConfigError(f"max_num_seqs is {max_num_seqs}; at least one request must decode at a time")
+    if not 1 <= max_num_seqs <= LARGEST:
+        raise ConfigError(
+            f"max_num_seqs is {max_num_seqs}; at least one request must decode at a time, at most {LARGEST}"
+        )
     if graphs not in tuple(Backend):
         raise ConfigError(f"graphs: {graphs!r} is not one of {', '.join(Backend)}")
     if graphs == Backend.DISABLED:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.request import Request
+from stepgraph.runtime.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Scheduler:
     """
 
     def __init__(self, pool: BlockPool, max_num_seqs: int, chunk_tokens: int) -> None:
+        if chunk_tokens < 1:
+            raise ConfigError(f"chunk_tokens is {chunk_tokens}; at least one prompt token a step must be computed")
         self.pool = pool
         self.rows: list[Request] = []
         self.waiting: list[Request] = []  # by arrival

@@ -114,6 +114,8 @@ class StaticBuffers:
         if not given or len(self.slots) != len(given):
             raise ConfigError("buffers: give at least one slot, and each a name of its own")
         self.max_requests, self.max_tokens = max_requests, max_requests if max_tokens is None else max_tokens
+        if self.max_tokens < self.max_requests:
+            raise ConfigError(f"buffers: {self.max_tokens} tokens are fewer than {self.max_requests} requests")
         if self.max_requests < 1 or self.max_tokens < 1:
             raise ConfigError(f"buffers: {self.max_requests} requests, {self.max_tokens} tokens; both start at 1")
         self.platform: Platform = platform_for(device)
@@ -236,7 +238,10 @@ class StaticBuffers:
 
     def _checked(self, slot: Slot, rows: int, value: Any) -> torch.Tensor | np.ndarray[Any, Any]:
         """The value as a tensor or array of `rows` rows whose kind the slot can hold."""
-        array = value if isinstance(value, torch.Tensor) else np.asarray(value)
+        try:
+            array = value.detach() if isinstance(value, torch.Tensor) else np.asarray(value)
+        except ValueError:
+            raise InputError(f"slot {slot.name}: its rows are of different lengths") from None
         if array.shape != (rows, *slot.shape):
             raise InputError(f"slot {slot.name}: {(rows, *slot.shape)} expected, {tuple(array.shape)} given")
         if isinstance(array, torch.Tensor):
@@ -261,11 +266,13 @@ class StaticBuffers:
 
     def _reset_tails(self, real: BatchDescriptor, padded: BatchDescriptor, fed: set[str]) -> None:
         for slot, value in self._resets:
-            rows = self._rows(slot, real)
-            if slot.owner == "device" and slot.name not in fed:
-                self._reset_moved_rows(slot, rows, value)
-                continue
-            if rows < (stop := self._rows(slot, padded)):
+            rows, stop = self._rows(slot, real), self._rows(slot, padded)
+            if slot.owner == "device":
+                if slot.name not in fed:
+                    self._reset_moved_rows(slot, rows, value)
+                    continue
+                stop = max(stop, self._rows_before(slot))
+            if rows < stop:
                 if slot.name in fed or slot.name in self._fed_from_device:
                     self._on_device[slot.name][rows:stop] = value
                 else:
@@ -275,12 +282,19 @@ class StaticBuffers:
 
     def _reset_moved_rows(self, slot: Slot, rows: int, value: float) -> None:
         """The step advances this slot itself: only rows that were given up, or join without a patch, are reset."""
-        before = 0 if self._staged is None else self._rows(slot, self._staged[0])
+        before, patched = self._rows_before(slot), self._patched[slot.name]
         if rows < before:
             self._on_device[slot.name][rows:before] = value
         for row in range(before, rows):
-            if row not in self._patched[slot.name]:
+            if row not in patched:
                 self._on_device[slot.name][row] = value
+        for row in patched:
+            if row >= max(rows, before):  # patched, but no request came to stand there
+                self._on_device[slot.name][row] = value
+
+    def _rows_before(self, slot: Slot) -> int:
+        """Rows of the slot that were real at the last staging."""
+        return 0 if self._staged is None else self._rows(slot, self._staged[0])
 
     def _upload(self, fed: set[str]) -> None:
         newly_fed = {name for name in fed if name in self._on_host} - self._fed_from_device

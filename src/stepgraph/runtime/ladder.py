@@ -7,10 +7,14 @@ constructors here, so that their padding can be compared like for like.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stepgraph.runtime.errors import ConfigError
+
+LARGEST = 65536
+"""Sizes above are refused: the size table has an entry for each size, and no batch is that large."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,11 @@ class Ladder:
                 raise ConfigError(f"ladder: size {size!r} is not a whole number")
             if size <= 0:
                 raise ConfigError(f"ladder: size {size} is not positive; sizes start at 1")
-        repeated = sorted({size for size in self.sizes if self.sizes.count(size) > 1})
+            if size > LARGEST:
+                raise ConfigError(f"ladder: size {size} is above {LARGEST}, more than any batch")
+        repeated = [size for size, count in Counter(self.sizes).items() if count > 1]
         if repeated:
-            raise ConfigError(f"ladder: size {repeated[0]} is given more than once; name each size once")
+            raise ConfigError(f"ladder: size {min(repeated)} is given more than once; name each size once")
         if list(self.sizes) != sorted(self.sizes):
             raise ConfigError("ladder: sizes must ascend; Ladder.explicit() sorts them")
         table: list[int] = [0]
@@ -158,5 +164,7 @@ def sglang_default_ceiling(memory_gb: float | None, tensor_parallel: int = 1) ->
 
 
 def _require_positive(max_size: int) -> None:
+    if max_size > LARGEST:
+        raise ConfigError(f"ladder: a largest size of {max_size} is above {LARGEST}, more than any batch")
     if max_size < 1:
         raise ConfigError(f"ladder: a largest size of {max_size} leaves nothing to capture; it must be at least 1")

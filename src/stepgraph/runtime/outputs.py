@@ -126,6 +126,8 @@ class StepOutput:
         return self._tensors
 
     def __getattr__(self, name: str) -> torch.Tensor:
+        if name.startswith("__") or name in StepOutput.__slots__:  # a copy in the making asks before there is any
+            raise AttributeError(name)
         tensors = self.tensors
         if name in tensors:
             return tensors[name]

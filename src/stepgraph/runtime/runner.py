@@ -231,6 +231,8 @@ class GraphRunner:
         for name, value in inputs.items():
             slot = self.buffers.slots.get(name)
             if slot is not None and slot.per == "request":
+                if not hasattr(value, "__len__") or not getattr(value, "shape", (1,)):
+                    raise InputError(f"slot {name}: one value is no batch; give a row for each request")
                 return len(value)
         raise InputError("no request slot among the inputs tells the batch size; pass num_requests=")
 

@@ -16,7 +16,12 @@ def platform_for(device: torch.device | str) -> Platform:
     Raises:
         ConfigError: a device type that has none, or CUDA where it does not work.
     """
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(
+            f"device {device!r} is none that torch knows; graphs run on cuda, or as a tape on cpu"
+        ) from None
     if device.type == "cpu":
         from stepgraph.runtime.platforms.tape import TapePlatform
 

@@ -1,0 +1,50 @@
+"""A request with what only the text side knows of it: its growing text, where it ends, and what is still to be told."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stepgraph.engine.outputs import CompletionOutput, RequestOutput, TextDelta
+from stepgraph.engine.request import FinishReason, Request
+from stepgraph.engine.text import TextStream
+
+
+class TrackedRequest:
+    """One prompt of a call.
+
+    index: the prompt's place in the call. stops: token ids that end the text.
+    deltas: text that has become certain and that the caller has not been given yet.
+    """
+
+    def __init__(
+        self, index: int, prompt: str | None, request: Request, stops: frozenset[int], text: TextStream
+    ) -> None:
+        self.index, self.request = index, request
+        self.deltas: deque[TextDelta] = deque()
+        self._prompt, self._stops, self._text = prompt, stops, text
+
+    @property
+    def finished(self) -> bool:
+        return self.request.finish_reason is not None
+
+    def accept(self, token: int) -> None:
+        """Take one token in; it may end the request."""
+        request, text = self.request, self._text
+        reason: FinishReason | None = None
+        if token in self._stops:
+            reason, new = "stop", text.finish()
+        else:
+            new = text.push(token)
+            if text.stopped:
+                reason = "stop"
+            elif len(request.output) >= request.max_tokens:
+                reason = "length"
+                new += text.finish()
+        request.finish_reason = reason
+        if new or reason:
+            self.deltas.append(TextDelta(request.id, self.index, new, reason))
+
+    def result(self) -> RequestOutput:
+        request = self.request
+        output = CompletionOutput(0, self._text.text, list(request.output), request.finish_reason)
+        return RequestOutput(request.id, self._prompt, list(request.prompt), [output], self.finished)
