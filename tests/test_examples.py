@@ -17,8 +17,8 @@ POLICY = """\
 64 robots: FULL, 0 padded rows (exact)
 """
 STATIC_CACHE = """\
-3 prompts: FULL, 1 padded rows, 24 tokens each, as generate() has them
-1 prompts: FULL, 0 padded rows, 24 tokens each, as generate() has them
+3 at once: FULL, 1 padded rows, 24 tokens each, as generate() has them
+1 at once: FULL, 0 padded rows, 24 tokens each, as generate() has them
 """
 on_both = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
