@@ -125,6 +125,15 @@ def test_a_slot_fed_from_the_device_survives_later_packed_copies() -> None:
 
 
 @pytest.mark.gpu
+def test_a_slot_that_the_host_feeds_again_has_a_clean_tail() -> None:
+    buffers = one_slot(PaddingPolicy.ZERO, "cuda")
+    stage(buffers, 8, 8, x=[9] * 8)
+    stage(buffers, 3, 4, x=torch.tensor([1, 2, 3], device="cuda"))
+    stage(buffers, 3, 4, x=[4, 5, 6])
+    assert buffers["x"][:4].tolist() == [4, 5, 6, 0]
+
+
+@pytest.mark.gpu
 def test_a_mirror_in_flight_is_not_rewritten() -> None:
     buffers = one_slot(PaddingPolicy.ZERO, "cuda")
     seen = []
