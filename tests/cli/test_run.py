@@ -130,6 +130,11 @@ def test_more_prompts_than_rows_take_turns(demo_model: Path, capsys: pytest.Capt
         (["--model", "/no/such/model"], "/no/such/model does not exist"),
         (["--model", "no-such-org/model"], "no-such-org/model is no local path, and the Hugging Face hub does not"),
         (["--file", "/no/such/prompts"], "/no/such/prompts cannot be read"),
+        (["--model", "x" * 300], "x" * 300),
+        (["--model", "no\nsuch"], "no such"),
+        (["--ladder", "1,1000000000"], "above 65536"),
+        (["--max-num-seqs", "100000000"], "above 65536"),
+        (["--min-p", "2"], "min_p must be"),
         ([""], "number 2 is empty"),
         (["word " * 9000], "the model allows 8192"),
     ],
@@ -141,6 +146,12 @@ def test_bad_input_is_one_line_and_exit_2(
     out, err = capsys.readouterr()
     assert err.startswith("error: ") and err.count("\n") == 1
     assert complaint in err and out == ""
+
+
+def test_a_closed_standard_input_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(RequestError, match="none given"):
+        gather_prompts(RunOptions())
 
 
 def test_no_gpu_where_one_is_asked_for(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
