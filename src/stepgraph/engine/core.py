@@ -39,6 +39,11 @@ def decode_slots(max_blocks: int, pad_seq_len: int, penalties_over: int | None =
     ]
 
 
+def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:
+    """Rows of the largest decode step: what the ladder pads `max_num_seqs` requests to, or themselves without graphs."""
+    return max_num_seqs if graphs.backend is Backend.DISABLED or graphs.ladder is None else graphs.ladder.max_size
+
+
 class EngineCore:
     """Requests in, tokens out. Text, files and threads are others' business.
 
@@ -74,7 +79,7 @@ class EngineCore:
         self.max_model_len = max_model_len
         self.kv_cache = allocate_cache(model.config, num_blocks, model.dtype, model.device)
         self.scheduler = Scheduler(BlockPool(num_blocks), max_num_seqs, chunk_tokens)
-        rows = max_num_seqs if graphs.backend is Backend.DISABLED or graphs.ladder is None else graphs.ladder.max_size
+        rows = largest_batch(graphs, max_num_seqs)
         self._max_blocks = blocks_for(max_model_len)
         vocab = model.config.vocab_size if penalties else None
         slots = decode_slots(self._max_blocks, attention.pad_seq_len, vocab)

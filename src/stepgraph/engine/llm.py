@@ -13,7 +13,7 @@ import torch
 
 from stepgraph.engine.checkpoint import load_checkpoint
 from stepgraph.engine.config import ModelConfig
-from stepgraph.engine.core import EngineCore
+from stepgraph.engine.core import EngineCore, largest_batch
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
 from stepgraph.engine.model import DecoderModel
@@ -95,7 +95,7 @@ class LLM:
         checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, progress=progress)
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         max_len = _model_len(self.config, max_model_len)
-        rows = max_num_seqs if config.ladder is None else config.ladder.max_size
+        rows = largest_batch(config, max_num_seqs)
         backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
         decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
         if kv_blocks is None:

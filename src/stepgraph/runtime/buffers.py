@@ -127,7 +127,7 @@ class StaticBuffers:
         for slot in ordered:
             nbytes = self._rows(slot) * math.prod(slot.shape) * slot.dtype.itemsize
             self._spans[slot.name] = (end, end + nbytes)
-            end += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+            end = _aligned(end + nbytes)
         host_end = max((self._spans[s.name][1] for s in ordered if s.owner == "host"), default=0)
 
         with torch.inference_mode(False):  # inference tensors could not be written outside that mode
@@ -310,8 +310,13 @@ class StaticBuffers:
         for name, (start, stop) in self._spans.items():
             if name not in self._on_host or name in self._fed_from_device:
                 continue
-            if ranges and -(-ranges[-1][1] // _ALIGNMENT) * _ALIGNMENT == start:
+            if ranges and _aligned(ranges[-1][1]) == start:
                 ranges[-1] = (ranges[-1][0], stop)
             else:
                 ranges.append((start, stop))
         return ranges
+
+
+def _aligned(offset: int) -> int:
+    """The next offset at which a slot may start, in bytes."""
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
