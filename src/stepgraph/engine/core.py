@@ -40,7 +40,7 @@ def decode_slots(max_blocks: int, pad_seq_len: int, penalties_over: int | None =
 
 
 def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:
-    """Rows of the largest decode step: what the ladder pads `max_num_seqs` requests to, or themselves without graphs."""
+    """Rows of the largest decode step: what the ladder pads `max_num_seqs` to, or that itself without graphs."""
     return max_num_seqs if graphs.backend is Backend.DISABLED or graphs.ladder is None else graphs.ladder.max_size
 
 
