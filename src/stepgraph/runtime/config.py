@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepgraph.runtime.errors import ConfigError
@@ -10,44 +10,129 @@ from stepgraph.runtime.ladder import Ladder
 
 
 class Backend(StrEnum):
-    """How a phase runs: one graph for the whole step, or eager."""
+    """How a phase runs: one graph, graphs with eager breaks between them, or eager."""
 
     FULL = "full"
+    BREAKABLE = "breakable"
     DISABLED = "disabled"
+
+
+class Debug(StrEnum):
+    """What is checked beyond the cheap checks that are always on."""
+
+    OFF = "off"
+    CHECKS = "checks"
+    """Every watched address before every replay, and outputs that are read after they were overwritten."""
+    EAGER_THROUGH_GRAPH = "eager-through-graph"
+    """As `checks`, and the whole step is one break: buffers, padding and dispatch as with graphs, kernels eager."""
+    BREAK_EVERY_OP = "break-every-op"
+    """As `checks`, and every operator is a break of its own."""
+
+
+@dataclass(frozen=True)
+class DecodePhase:
+    """Uniform batches. ladder: captured sizes in requests. query_lens: tokens that each request may bring; every one
+    has keys of its own, of size requests x query_len."""
+
+    backend: Backend = Backend.DISABLED
+    ladder: Ladder | None = None
+    query_lens: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        _require_ladder("decode", self.backend, self.ladder)
+        if not self.query_lens or min(self.query_lens) < 1 or len(set(self.query_lens)) < len(self.query_lens):
+            raise ConfigError(f"decode: query lengths {self.query_lens} must be distinct and at least 1")
+
+
+@dataclass(frozen=True)
+class PrefillPhase:
+    """All other batches, and uniform ones that have no key of their own.
+
+    ladder: captured sizes in tokens.
+    max_requests: request slots of a graph (fewer in one with fewer tokens); more requests run eagerly. None: as many
+        as the buffers hold.
+    pad_factor, pad_floor: the padding guard. A batch that would be padded to more than `pad_factor` times its tokens
+        runs eagerly, unless the padded size is at most `pad_floor`: small ones are bound by their launches.
+    """
+
+    backend: Backend = Backend.DISABLED
+    ladder: Ladder | None = None
+    max_requests: int | None = None
+    pad_factor: float = 2.0
+    pad_floor: int = 64
+
+    def __post_init__(self) -> None:
+        _require_ladder("prefill", self.backend, self.ladder)
+        if self.max_requests is not None and self.max_requests < 1:
+            raise ConfigError(f"prefill: {self.max_requests} request slots; a graph needs at least one")
+        if not self.pad_factor >= 1 or self.pad_floor < 0:
+            raise ConfigError(f"prefill: pad_factor {self.pad_factor} must be at least 1, pad_floor {self.pad_floor} 0")
 
 
 @dataclass(frozen=True)
 class GraphConfig:
-    """The decode phase's backend, its ladder, and how each size is captured.
+    """What is captured, by phase, and how.
 
-    backend: `full` records the whole step as one graph; `disabled` runs it eagerly.
-    ladder: captured sizes in requests. None only where the backend is `disabled`.
+    lora_cases: numbers of active adapters that are captured; a live count takes the next one up.
     warmups: eager runs before each recording, so that kernels are compiled and workspaces grown.
-    debug: also check what is too dear to check always: an output read after its replay was overwritten raises.
 
     Raises:
-        ConfigError: a `full` backend without a ladder, or fewer than one warm-up.
+        ConfigError: settings that contradict each other, or fewer than one warm-up.
     """
 
-    backend: Backend
-    ladder: Ladder | None = None
+    decode: DecodePhase = field(default_factory=DecodePhase)
+    prefill: PrefillPhase = field(default_factory=PrefillPhase)
+    lora_cases: tuple[int, ...] = (0,)
     warmups: int = 1
-    debug: bool = False
+    debug: Debug = Debug.OFF
 
     def __post_init__(self) -> None:
-        if self.backend is Backend.FULL and self.ladder is None:
-            raise ConfigError("graphs: backend full needs a ladder, for example Ladder.vllm(256)")
         if self.warmups < 1:
             raise ConfigError(f"graphs: {self.warmups} warm-ups; a step must run once before it is recorded")
+        if not self.lora_cases or min(self.lora_cases) < 0 or list(self.lora_cases) != sorted(set(self.lora_cases)):
+            raise ConfigError(f"graphs: LoRA cases {self.lora_cases} must ascend from 0 or more, each once")
+        try:
+            object.__setattr__(self, "debug", Debug(self.debug))
+        except ValueError:
+            raise ConfigError(f"graphs: unknown debug {self.debug!r}; known are {', '.join(Debug)}") from None
 
     @classmethod
-    def preset(cls, mode: str, *, ladder: Ladder | None = None, warmups: int = 1, debug: bool = False) -> GraphConfig:
-        """A configuration by vLLM's mode names: FULL (or FULL_DECODE_ONLY) and NONE.
+    def preset(
+        cls,
+        mode: str,
+        *,
+        ladder: Ladder | None = None,
+        prefill_ladder: Ladder | None = None,
+        query_lens: tuple[int, ...] = (1,),
+        warmups: int = 1,
+        debug: Debug | str = Debug.OFF,
+    ) -> GraphConfig:
+        """A configuration by vLLM's mode names: NONE, FULL_DECODE_ONLY, FULL, PIECEWISE, FULL_AND_PIECEWISE.
+
+        Its piecewise graphs are breakable ones here. ladder: of decode, in requests. prefill_ladder: in tokens.
 
         Raises:
-            ConfigError: an unknown mode.
+            ConfigError: an unknown mode, or a phase without its ladder.
         """
-        backends = {"FULL": Backend.FULL, "FULL_DECODE_ONLY": Backend.FULL, "NONE": Backend.DISABLED}
-        if mode not in backends:
-            raise ConfigError(f"graphs: unknown mode {mode!r}; known are {', '.join(backends)}")
-        return cls(backends[mode], ladder, warmups, debug)
+        full, breakable, disabled = Backend.FULL, Backend.BREAKABLE, Backend.DISABLED
+        modes = {
+            "NONE": (disabled, disabled),
+            "FULL_DECODE_ONLY": (full, disabled),
+            "FULL": (full, full),
+            "PIECEWISE": (breakable, breakable),
+            "FULL_AND_PIECEWISE": (full, breakable),
+        }
+        if mode not in modes:
+            raise ConfigError(f"graphs: unknown mode {mode!r}; known are {', '.join(modes)}")
+        decode, prefill = modes[mode]
+        return cls(
+            DecodePhase(decode, ladder if decode is not disabled else None, query_lens),
+            PrefillPhase(prefill, prefill_ladder if prefill is not disabled else None),
+            warmups=warmups,
+            debug=Debug(debug),
+        )
+
+
+def _require_ladder(phase: str, backend: Backend, ladder: Ladder | None) -> None:
+    if backend is not Backend.DISABLED and ladder is None:
+        raise ConfigError(f"{phase}: backend {backend} needs a ladder, for example Ladder.vllm(256)")
