@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,77 +16,12 @@ import torch
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.errors import ConfigError, InputError
 from stepgraph.runtime.platforms import Platform, platform_for
+from stepgraph.runtime.slots import NUMPY_KNOWS, PaddingPolicy, Rows, Slot
 
-_NUMPY_KNOWS: dict[torch.dtype, np.dtype[Any]] = {
-    torch.bool: np.dtype(np.bool_),
-    torch.uint8: np.dtype(np.uint8),
-    torch.int8: np.dtype(np.int8),
-    torch.int16: np.dtype(np.int16),
-    torch.int32: np.dtype(np.int32),
-    torch.int64: np.dtype(np.int64),
-    torch.float16: np.dtype(np.float16),
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-}
+__all__ = ["PaddingPolicy", "Slot", "StaticBuffers"]
+
 _ALIGNMENT = 256  # bytes; what CUDA's allocator aligns to, so that vector loads of a slot stay aligned
-
-
-class PaddingPolicy(Enum):
-    """What the rows between the real and the padded size hold when a step runs.
-
-    Required for each slot, because every wrong choice is silent: an index tail that is not reset writes into
-    somebody's cache. The names follow SGLang's buffer registry.
-    """
-
-    KEEP_PAD = auto()
-    """Left alone; the step does not read it. The slot may be left out of a step's inputs."""
-    FILL_SENTINEL = auto()
-    """Reset to the slot's `pad_value` at every staging."""
-    ZERO = auto()
-    """Reset to 0 at every staging. For indices: row 0 or block 0 must be a harmless target."""
-    FOREACH_COPY = auto()
-    """Left alone, and the head must be given with every step."""
-    FILL_ONCE = auto()
-    """The whole slot is `pad_value` at allocation; later only heads are written."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One named buffer of `max_requests` or `max_tokens` rows.
-
-    per: what a row stands for.
-    shape: trailing dimensions of a row.
-    pad: what padded rows hold; see PaddingPolicy.
-    pad_value: for FILL_SENTINEL and FILL_ONCE.
-    owner: `host` slots travel in the packed copy; `device` slots are advanced by the step itself and only
-        patched row by row from the host.
-
-    Raises:
-        ConfigError: a name that is no identifier, or a pad value that its policy would ignore.
-    """
-
-    name: str
-    dtype: torch.dtype
-    per: Literal["request", "token"]
-    pad: PaddingPolicy
-    shape: tuple[int, ...] = ()
-    pad_value: float = 0
-    owner: Literal["host", "device"] = "host"
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise ConfigError(f"slot {self.name!r}: the name becomes a keyword of the step; use an identifier")
-        if self.per not in ("request", "token") or self.owner not in ("host", "device"):
-            raise ConfigError(f"slot {self.name}: per is 'request' or 'token', owner is 'host' or 'device'")
-        if not isinstance(self.pad, PaddingPolicy):
-            raise ConfigError(f"slot {self.name}: pad must be a PaddingPolicy, not {self.pad!r}")
-        if self.pad_value and self.pad not in (PaddingPolicy.FILL_SENTINEL, PaddingPolicy.FILL_ONCE):
-            raise ConfigError(f"slot {self.name}: {self.pad.name} ignores its pad_value; use FILL_SENTINEL")
-
-    @property
-    def tail_value(self) -> float | None:
-        """What staging resets the tail to, or None where it leaves it."""
-        return {PaddingPolicy.ZERO: 0, PaddingPolicy.FILL_SENTINEL: self.pad_value}.get(self.pad)
+_NO_ROWS: Rows = {"token": 0, "request": 0}
 
 
 class StaticBuffers:
@@ -118,6 +51,7 @@ class StaticBuffers:
             raise ConfigError(f"buffers: {self.max_tokens} tokens are fewer than {self.max_requests} requests")
         if self.max_requests < 1 or self.max_tokens < 1:
             raise ConfigError(f"buffers: {self.max_requests} requests, {self.max_tokens} tokens; both start at 1")
+        self._capacity: Rows = {"request": self.max_requests, "token": self.max_tokens}
         self.platform: Platform = platform_for(device)
         self.device = self.platform.device
 
@@ -125,7 +59,7 @@ class StaticBuffers:
         self._spans: dict[str, tuple[int, int]] = {}
         end = 0
         for slot in ordered:
-            nbytes = self._rows(slot) * math.prod(slot.shape) * slot.dtype.itemsize
+            nbytes = self._capacity[slot.per] * math.prod(slot.shape) * slot.dtype.itemsize
             self._spans[slot.name] = (end, end + nbytes)
             end = _aligned(end + nbytes)
         host_end = max((self._spans[s.name][1] for s in ordered if s.owner == "host"), default=0)
@@ -136,10 +70,11 @@ class StaticBuffers:
             self._on_device = {slot.name: self._typed(self.slab, slot) for slot in ordered}
             self._on_host = {slot.name: self._typed(self._host, slot) for slot in ordered if slot.owner == "host"}
         self._mirror = self.platform.host_mirror(self._host, self.slab[:host_end])
-        self._arrays = {name: tensor.numpy() for name, tensor in self._on_host.items() if tensor.dtype in _NUMPY_KNOWS}
-        self._views: dict[BatchDescriptor, dict[str, torch.Tensor]] = {}
+        self._arrays = {name: tensor.numpy() for name, tensor in self._on_host.items() if tensor.dtype in NUMPY_KNOWS}
+        self._views: dict[tuple[BatchDescriptor, int | None], dict[str, torch.Tensor]] = {}
         self._fed_from_device: set[str] = set()
         self._staged: tuple[BatchDescriptor, BatchDescriptor] | None = None
+        self._heads_staged = _NO_ROWS
         self._ranges = [(0, host_end)] if host_end else []
         self._patched: dict[str, set[int]] = {slot.name: set() for slot in given if slot.owner == "device"}
         self.reset()
@@ -156,23 +91,41 @@ class StaticBuffers:
             self._on_device[name].fill_(slot.pad_value)
             if name in self._on_host:
                 self._on_host[name].fill_(slot.pad_value)
-        self._staged = None
+        self._staged, self._heads_staged = None, _NO_ROWS
 
-    def views(self, batch: BatchDescriptor) -> dict[str, torch.Tensor]:
-        """Each slot's leading rows for a batch: what the step receives as keywords."""
-        known = self._views.get(batch)
+    def views(self, batch: BatchDescriptor, request_slots: int | None = None) -> dict[str, torch.Tensor]:
+        """Each slot's leading rows for a batch or key: what the step receives as keywords.
+
+        request_slots: the most request rows of a relaxed key, which has one for each token; by default `max_requests`.
+        """
+        known = self._views.get((batch, request_slots))
         if known is None:
-            known = self._views[batch] = {
-                name: self._on_device[name][: self._rows(slot, batch)] for name, slot in self.slots.items()
-            }
+            rows = self.rows(batch, request_slots)
+            known = {name: self._on_device[name][: rows[slot.per]] for name, slot in self.slots.items()}
+            if batch.is_uniform:  # of mixed batches there are too many
+                self._views[batch, request_slots] = known
         return known
 
-    def stage(self, real: BatchDescriptor, padded: BatchDescriptor, inputs: Mapping[str, Any]) -> None:
+    def rows(self, batch: BatchDescriptor, request_slots: int | None = None) -> Rows:
+        """How many rows token slots and request slots have at a batch or key; request_slots: as for `views`."""
+        requests = batch.num_reqs
+        if requests is None:
+            requests = min(batch.num_tokens, self.max_requests, request_slots or self.max_requests)
+        return {"token": batch.num_tokens, "request": requests}
+
+    def stage(
+        self,
+        real: BatchDescriptor,
+        padded: BatchDescriptor,
+        inputs: Mapping[str, Any],
+        request_slots: int | None = None,
+    ) -> None:
         """Write one step's inputs into the slots and reset the tails; at most one copy from the host.
 
+        real: the live batch, of known requests and tokens. padded: the key that runs it, or the batch itself.
         inputs: for each slot its real rows, as a tensor (host or device), an array or a list. A slot left out
         keeps what it held; FOREACH_COPY slots may not be left out. With nothing given and the same sizes as
-        before nothing is done.
+        before nothing is done. request_slots: as for `views`.
 
         Raises:
             InputError: an unknown or missing slot, a wrong number of rows, a dtype that would lose its kind.
@@ -182,6 +135,7 @@ class StaticBuffers:
                 raise InputError(f"slot {name}: FOREACH_COPY needs it with every step, and it was not given")
         if not inputs and self._staged == (real, padded):
             return
+        heads, ends = self.rows(real), self.rows(padded, request_slots)
         # All inputs are checked before the first is written: a refused step leaves the buffers as they were.
         from_host: list[tuple[Slot, Any]] = []
         from_device: list[tuple[Slot, torch.Tensor]] = []
@@ -189,7 +143,7 @@ class StaticBuffers:
             slot = self.slots.get(name)
             if slot is None:
                 raise InputError(f"slot {name}: no such slot; known are {', '.join(self.slots)}")
-            source = self._checked(slot, self._rows(slot, real), value)
+            source = slot.checked(heads[slot.per], value)
             if slot.owner == "device" or (isinstance(source, torch.Tensor) and source.device.type != "cpu"):
                 from_device.append((slot, torch.as_tensor(source)))
             else:
@@ -197,11 +151,11 @@ class StaticBuffers:
         for slot, source in from_host:
             self._write_host(slot, source)
         fed = {slot.name for slot, _ in from_device}
-        self._reset_tails(real, padded, fed)
+        self._reset_tails(heads, ends, fed)
         self._upload(fed)
         for slot, source in from_device:
             self._on_device[slot.name][: source.shape[0]].copy_(source, non_blocking=True)
-        self._staged = (real, padded)
+        self._staged, self._heads_staged = (real, padded), heads
 
     def patch(self, rows: Sequence[int], **values: Any) -> None:
         """Set some rows of device-owned slots: how a request joins or moves. values: [len(rows), *shape] each.
@@ -218,42 +172,16 @@ class StaticBuffers:
             slot = self.slots.get(name)
             if slot is None or slot.owner != "device":
                 raise InputError(f"slot {name}: only slots with owner='device' are patched; stage() writes the others")
-            source = torch.as_tensor(self._checked(slot, len(rows), value))
+            source = torch.as_tensor(slot.checked(len(rows), value))
             checked.append((name, source.to(self.device, slot.dtype)))
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
         for name, source in checked:
             self._on_device[name].index_copy_(0, index, source)
             self._patched[name].update(rows)
 
-    def _rows(self, slot: Slot, batch: BatchDescriptor | None = None) -> int:
-        if batch is None:
-            return self.max_requests if slot.per == "request" else self.max_tokens
-        if slot.per == "token":
-            return batch.num_tokens
-        return batch.num_tokens if batch.num_reqs is None else batch.num_reqs
-
     def _typed(self, storage: torch.Tensor, slot: Slot) -> torch.Tensor:
         start, stop = self._spans[slot.name]
-        return storage[start:stop].view(slot.dtype).view(self._rows(slot), *slot.shape)
-
-    def _checked(self, slot: Slot, rows: int, value: Any) -> torch.Tensor | np.ndarray[Any, Any]:
-        """The value as a tensor or array of `rows` rows whose kind the slot can hold."""
-        try:
-            array = value.detach() if isinstance(value, torch.Tensor) else np.asarray(value)
-        except ValueError:
-            raise InputError(f"slot {slot.name}: its rows are of different lengths") from None
-        if array.shape != (rows, *slot.shape):
-            raise InputError(f"slot {slot.name}: {(rows, *slot.shape)} expected, {tuple(array.shape)} given")
-        if isinstance(array, torch.Tensor):
-            fits = torch.can_cast(array.dtype, slot.dtype)
-        elif (known := _NUMPY_KNOWS.get(slot.dtype)) is not None:
-            fits = array.dtype == known or np.can_cast(array.dtype, known, "same_kind")
-        else:
-            array = torch.from_numpy(array)
-            fits = torch.can_cast(array.dtype, slot.dtype)
-        if not fits:
-            raise InputError(f"slot {slot.name}: holds {slot.dtype}; {array.dtype} would lose its kind")
-        return array
+        return storage[start:stop].view(slot.dtype).view(self._capacity[slot.per], *slot.shape)
 
     def _write_host(self, slot: Slot, source: torch.Tensor | np.ndarray[Any, Any]) -> None:
         if isinstance(source, torch.Tensor):
@@ -264,9 +192,9 @@ class StaticBuffers:
             self._fed_from_device.discard(slot.name)
             self._ranges = self._host_ranges()
 
-    def _reset_tails(self, real: BatchDescriptor, padded: BatchDescriptor, fed: set[str]) -> None:
+    def _reset_tails(self, heads: Rows, ends: Rows, fed: set[str]) -> None:
         for slot, value in self._resets:
-            rows, stop = self._rows(slot, real), self._rows(slot, padded)
+            rows, stop = heads[slot.per], ends[slot.per]
             if slot.owner == "device":
                 if slot.name not in fed:
                     self._reset_moved_rows(slot, rows, value)
@@ -294,7 +222,7 @@ class StaticBuffers:
 
     def _rows_before(self, slot: Slot) -> int:
         """Rows of the slot that were real at the last staging."""
-        return 0 if self._staged is None else self._rows(slot, self._staged[0])
+        return self._heads_staged[slot.per]
 
     def _upload(self, fed: set[str]) -> None:
         newly_fed = {name for name in fed if name in self._on_host} - self._fed_from_device

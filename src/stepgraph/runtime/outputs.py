@@ -1,8 +1,9 @@
-"""What a step returns: one shared buffer for all captured sizes, lent to the caller until the next step."""
+"""What a step returns: one shared buffer for all captured keys, lent to the caller until the next step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -27,62 +28,98 @@ def named_outputs(result: Any) -> dict[str, torch.Tensor]:
     raise InputError(f"a step returns a tensor, a mapping or a named tuple of tensors, not {type(result).__name__}")
 
 
+class Unit(StrEnum):
+    """What the first dimension of an output counts."""
+
+    TOKEN = "token"
+    REQUEST = "request"
+    NEITHER = "neither"
+
+
 class SharedOutputs:
-    """Output storage at the largest captured size. Each smaller graph writes its leading rows.
+    """Output storage at the largest captured key. Each other graph writes its leading rows.
 
     A result that already lies in the step's own persistent buffers is left there: it costs no copy.
+
+    What an output's rows count is learned from the keys: at a key where tokens and request rows are the same number
+    both fit, and the next key that tells them apart decides. An output that fits rows and a fixed size has rows.
+
+    persistent: the slab. max_tokens, max_requests: rows at the largest keys.
     """
 
-    def __init__(self, persistent: torch.Tensor) -> None:
+    def __init__(self, persistent: torch.Tensor, max_tokens: int, max_requests: int) -> None:
         self._persistent = persistent.untyped_storage()._cdata
+        self._rows = {Unit.TOKEN: max_tokens, Unit.REQUEST: max_requests}
         self._shared: dict[str, torch.Tensor] = {}
+        self._units: dict[str, list[Unit]] = {}  # all that still fit
+        self._fixed: dict[str, int] = {}
 
-    def collect(self, result: Any, batch: BatchDescriptor, largest: BatchDescriptor) -> dict[str, torch.Tensor]:
+    @property
+    def units(self) -> dict[str, Unit]:
+        """What the rows of each output count."""
+        return {name: units[0] for name, units in self._units.items()}
+
+    @property
+    def undecided(self) -> bool:
+        """Whether some output may count tokens as well as requests."""
+        return any(Unit.TOKEN in units and Unit.REQUEST in units for units in self._units.values())
+
+    def learn(self, result: Any, tokens: int, requests: int) -> dict[str, torch.Tensor]:
+        """Take down what the rows of a result count, at a size of so many tokens and request rows.
+
+        Raises:
+            CaptureError: an output whose rows fit no reading that fitted before.
+        """
+        named = named_outputs(result)
+        for name, value in named.items():
+            rows = value.shape[0] if value.dim() else None
+            counts = {Unit.TOKEN: tokens, Unit.REQUEST: requests, Unit.NEITHER: self._fixed.get(name, rows)}
+            fit = [unit for unit in self._units.get(name, list(Unit)) if counts[unit] == rows]
+            if not fit:
+                raise CaptureError(
+                    f"output {name}: {rows} rows at {tokens} tokens and {requests} request rows; its first dimension "
+                    f"must count one of them, or be the same at every size"
+                )
+            self._units[name] = fit
+            if rows is not None:
+                self._fixed.setdefault(name, rows)
+        return named
+
+    def collect(self, result: Any, tokens: int, requests: int) -> dict[str, torch.Tensor]:
         """Copy a result into the shared storage (inside the recorded step), and return where it lies now.
+
+        tokens, requests: rows of this key.
 
         Raises:
             CaptureError: an output whose dtype or row shape differs between sizes.
         """
         lent: dict[str, torch.Tensor] = {}
-        for name, value in named_outputs(result).items():
+        for name, value in self.learn(result, tokens, requests).items():
             if value.untyped_storage()._cdata == self._persistent:
                 lent[name] = value
                 continue
-            shape = _scaled(tuple(value.shape), batch, largest)
             shared = self._shared.get(name)
             if shared is None:
+                shape = list(value.shape)
+                if shape:
+                    shape[0] = self._rows.get(self._units[name][0], shape[0])
                 shared = self._shared[name] = torch.empty(shape, dtype=value.dtype, device=value.device)
-            if tuple(shared.shape) != shape or shared.dtype != value.dtype:
+            if shared.shape[1:] != value.shape[1:] or shared.dim() != value.dim() or shared.dtype != value.dtype:
                 raise CaptureError(
-                    f"output {name}: {tuple(value.shape)} {value.dtype} at {batch.num_tokens} tokens does not fit the "
-                    f"shared {tuple(shared.shape)} {shared.dtype}; rows must keep their shape at every size"
+                    f"output {name}: {tuple(value.shape)} {value.dtype} at {tokens} tokens does not fit the shared "
+                    f"{tuple(shared.shape)} {shared.dtype}; rows must keep their shape at every size"
                 )
             lent[name] = shared[: value.shape[0]] if value.dim() else shared
             lent[name].copy_(value)
         return lent
 
 
-def _scaled(shape: tuple[int, ...], batch: BatchDescriptor, largest: BatchDescriptor) -> tuple[int, ...]:
-    """The output's shape at the largest size: its first dimension grows if it counts tokens or requests."""
-    if shape and shape[0] == batch.num_tokens:
-        return (largest.num_tokens, *shape[1:])
-    if shape and shape[0] == batch.num_reqs and largest.num_reqs is not None:
-        return (largest.num_reqs, *shape[1:])
-    return shape
-
-
-def real_rows(outputs: Mapping[str, torch.Tensor], decision: Decision) -> dict[str, torch.Tensor]:
+def real_rows(
+    outputs: Mapping[str, torch.Tensor], units: Mapping[str, Unit], batch: BatchDescriptor
+) -> dict[str, torch.Tensor]:
     """The outputs without their padded rows."""
-    real, padded = decision.batch, decision.key
-    cut: dict[str, torch.Tensor] = {}
-    for name, value in outputs.items():
-        if value.dim() and value.shape[0] == padded.num_tokens:
-            cut[name] = value[: real.num_tokens]
-        elif value.dim() and value.shape[0] == padded.num_reqs:
-            cut[name] = value[: real.num_reqs]
-        else:
-            cut[name] = value
-    return cut
+    real = {Unit.TOKEN: batch.num_tokens, Unit.REQUEST: batch.num_reqs}
+    return {name: value[: real[units[name]]] if units[name] in real else value for name, value in outputs.items()}
 
 
 class StepOutput:
