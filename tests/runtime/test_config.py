@@ -1,18 +1,59 @@
+import dataclasses
+from collections.abc import Callable
+
 import pytest
 
 from stepgraph.runtime import Backend, ConfigError, GraphConfig, Ladder
+from stepgraph.runtime.config import Debug, DecodePhase, PrefillPhase
+
+DECODE, TOKENS = Ladder.explicit([1, 2]), Ladder.explicit([4, 8])
 
 
-def test_presets_take_vllms_names() -> None:
-    ladder = Ladder.vllm(8)
-    assert GraphConfig.preset("FULL", ladder=ladder) == GraphConfig(Backend.FULL, ladder)
-    assert GraphConfig.preset("NONE").backend is Backend.DISABLED
+@pytest.mark.parametrize(
+    ("mode", "decode", "prefill"),
+    [
+        ("NONE", Backend.DISABLED, Backend.DISABLED),
+        ("FULL_DECODE_ONLY", Backend.FULL, Backend.DISABLED),
+        ("FULL", Backend.FULL, Backend.FULL),
+        ("PIECEWISE", Backend.BREAKABLE, Backend.BREAKABLE),
+        ("FULL_AND_PIECEWISE", Backend.FULL, Backend.BREAKABLE),
+    ],
+)
+def test_presets_take_vllms_names(mode: str, decode: Backend, prefill: Backend) -> None:
+    config = GraphConfig.preset(mode, ladder=DECODE, prefill_ladder=TOKENS, query_lens=(1, 4), debug="checks")
+    assert (config.decode.backend, config.prefill.backend) == (decode, prefill)
+    assert config.decode.ladder == (None if decode is Backend.DISABLED else DECODE)
+    assert config.prefill.ladder == (None if prefill is Backend.DISABLED else TOKENS)
+    assert config.decode.query_lens == (1, 4) and config.debug is Debug.CHECKS
 
 
-def test_what_cannot_work_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown mode 'FULLISH'"):
-        GraphConfig.preset("FULLISH")
-    with pytest.raises(ConfigError, match="needs a ladder"):
-        GraphConfig.preset("FULL")
-    with pytest.raises(ConfigError, match="warm-ups"):
-        GraphConfig(Backend.FULL, Ladder.vllm(8), warmups=0)
+def test_a_configuration_is_frozen_and_captures_nothing_by_default() -> None:
+    assert GraphConfig() == GraphConfig.preset("NONE")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GraphConfig().warmups = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: GraphConfig.preset("FULLISH"), "unknown mode 'FULLISH'"),
+        (lambda: GraphConfig.preset("FULL_DECODE_ONLY"), "decode: backend full needs a ladder"),
+        (lambda: GraphConfig.preset("FULL", ladder=DECODE), "prefill: backend full needs a ladder"),
+        (lambda: GraphConfig(warmups=0), "0 warm-ups"),
+        (lambda: GraphConfig(debug="loud"), "unknown debug 'loud'; known are off, checks, eager-through-graph"),
+        (lambda: GraphConfig(lora_cases=()), "LoRA cases"),
+        (lambda: GraphConfig(lora_cases=(4, 0)), "must ascend"),
+        (lambda: GraphConfig(lora_cases=(0, 0)), "each once"),
+        (lambda: GraphConfig(lora_cases=(-1, 0)), "0 or more"),
+        (lambda: DecodePhase(query_lens=()), "query lengths"),
+        (lambda: DecodePhase(query_lens=(0,)), "at least 1"),
+        (lambda: DecodePhase(query_lens=(2, 2)), "distinct"),
+        (lambda: PrefillPhase(max_requests=0), "needs at least one"),
+        (lambda: PrefillPhase(pad_factor=0.5), "pad_factor 0.5 must be at least 1"),
+        (lambda: PrefillPhase(pad_factor=float("nan")), "pad_factor nan"),
+        (lambda: PrefillPhase(pad_floor=-1), "pad_floor -1 at least 0"),
+    ],
+)
+def test_what_cannot_work_is_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make()

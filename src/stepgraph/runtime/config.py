@@ -66,7 +66,9 @@ class PrefillPhase:
         if self.max_requests is not None and self.max_requests < 1:
             raise ConfigError(f"prefill: {self.max_requests} request slots; a graph needs at least one")
         if not self.pad_factor >= 1 or self.pad_floor < 0:
-            raise ConfigError(f"prefill: pad_factor {self.pad_factor} must be at least 1, pad_floor {self.pad_floor} 0")
+            raise ConfigError(
+                f"prefill: pad_factor {self.pad_factor} must be at least 1, and pad_floor {self.pad_floor} at least 0"
+            )
 
 
 @dataclass(frozen=True)
