@@ -30,12 +30,51 @@ def test_vllm_sizes() -> None:
     assert Ladder.vllm(512).sizes[:6] == (1, 2, 4, 8, 16, 24)
     assert Ladder.vllm(512).sizes[-2:] == (496, 512)
     assert Ladder.vllm(512).sizes[33:36] == (248, 256, 272)
-    assert Ladder.vllm(100).max_size == 100  # vLLM itself would stop at 96
+    assert Ladder.vllm(100).max_size == 100
 
 
 def test_sglang_sizes() -> None:
     assert Ladder.sglang(256).sizes[:6] == (1, 2, 4, 8, 12, 16)
     assert Ladder.sglang(512).sizes[-2:] == (496, 512)
+
+
+@pytest.mark.parametrize(("chunk", "count"), [(512, 30), (2048, 42), (4096, 50), (8192, 58), (16384, 74)])
+def test_sglangs_prefill_counts(chunk: int, count: int) -> None:
+    assert len(Ladder.sglang_prefill(chunk)) == count
+
+
+def test_sglangs_prefill_sizes() -> None:
+    ladder = Ladder.sglang_prefill(5000)
+    assert ladder.sizes[:10] == (4, 8, 12, 16, 20, 24, 28, 32, 48, 64)
+    assert ladder.sizes[-3:] == (4096, 4608, 5000)
+    assert {256, 288, 512, 576, 1024, 1280} <= set(ladder.sizes)
+    worst = max(ladder.rung(tokens) / tokens for tokens in range(8, 4097))  # type: ignore[operator]
+    assert worst == pytest.approx(1.455, abs=1e-3)
+
+
+def test_the_maximum_is_no_rung_where_the_engines_leave_it_out() -> None:
+    assert Ladder.vllm(100, append_max=False).max_size == 96
+    assert Ladder.vllm(96, append_max=False) == Ladder.vllm(96)
+    assert Ladder.sglang_prefill(5000, append_max=False).max_size == 4608
+    with pytest.raises(ConfigError, match="no sizes"):
+        Ladder.sglang_prefill(3, append_max=False)
+
+
+def test_tokens_become_requests() -> None:
+    assert Ladder.vllm(100, append_max=False).in_requests(4).sizes == (1, *range(2, 25, 2))
+    assert Ladder.vllm(16).in_requests(1) == Ladder.vllm(16)
+    with pytest.raises(ConfigError, match="no size in tokens is a multiple of the query length 3"):
+        Ladder.explicit([2, 4]).in_requests(3)
+    with pytest.raises(ConfigError, match="query length of 0"):
+        Ladder.explicit([2, 4]).in_requests(0)
+
+
+@given(sizes, st.integers(1, 8))
+def test_a_ladder_in_requests_holds_the_same_tokens(chosen: set[int], query_len: int) -> None:
+    fitting = {size for size in chosen if size % query_len == 0}
+    if fitting:
+        ladder = Ladder.explicit(chosen).in_requests(query_len)
+        assert {size * query_len for size in ladder.sizes} == fitting
 
 
 def test_the_chapters_paddings() -> None:
@@ -45,7 +84,9 @@ def test_the_chapters_paddings() -> None:
     assert Ladder.vllm(512).rung(300) == 304
 
 
-@pytest.mark.parametrize("rule", [Ladder.vllm, Ladder.sglang, lambda n: Ladder.sglang(n, speculative=True)])
+@pytest.mark.parametrize(
+    "rule", [Ladder.vllm, Ladder.sglang, lambda n: Ladder.sglang(n, speculative=True), Ladder.sglang_prefill]
+)
 @given(max_size=st.integers(1, 1100))
 def test_the_maximum_is_always_a_rung(rule, max_size: int) -> None:
     assert rule(max_size).max_size == max_size

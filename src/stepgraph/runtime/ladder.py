@@ -77,20 +77,36 @@ class Ladder:
             return self
         return Ladder((*(s for s in self.sizes if s < limit), limit), self.rule)
 
+    def in_requests(self, query_len: int) -> Ladder:
+        """This ladder of tokens as one of requests that bring `query_len` tokens each.
+
+        Only sizes that such requests fill to the last token are left: a graph of 6 tokens holds no batch of 4 a request.
+
+        Raises:
+            ConfigError: no size is a multiple of `query_len`, or it is below 1.
+        """
+        if query_len < 1:
+            raise ConfigError(f"ladder: a query length of {query_len}; every request brings at least one token")
+        sizes = tuple(size // query_len for size in self.sizes if size % query_len == 0)
+        if not sizes:
+            raise ConfigError(f"ladder: no size in tokens is a multiple of the query length {query_len}; add some")
+        return Ladder(sizes, self.rule)
+
     @classmethod
     def explicit(cls, sizes: Iterable[int]) -> Ladder:
         """Exactly these sizes, in any order."""
         return cls(tuple(sorted(sizes)))
 
     @classmethod
-    def vllm(cls, max_size: int = 512, *, interactivity: bool = False) -> Ladder:
+    def vllm(cls, max_size: int = 512, *, interactivity: bool = False, append_max: bool = True) -> Ladder:
         """vLLM's rule: 1, 2, 4, then every 8 below 256, then every 16 (51 sizes at 512).
 
         `interactivity` is its performance mode of that name: every size from 1 to 32 as well (76 at 512).
-        Source: vLLM 0.33 `VllmConfig._set_cudagraph_sizes`. Unlike there the maximum is always a rung.
+        append_max: False is what vLLM does with a maximum that a user gave: of 100 it leaves 96 as the last rung.
+        Source: vLLM 0.33 `VllmConfig._set_cudagraph_sizes`.
         """
         _require_positive(max_size)
-        sizes = {1, 2, 4, *range(8, 256, 8), *range(256, max_size + 1, 16), max_size}
+        sizes = {1, 2, 4, *range(8, 256, 8), *range(256, max_size + 1, 16)} | ({max_size} if append_max else set())
         if interactivity:
             sizes |= set(range(1, 33))
         return cls(tuple(sorted(s for s in sizes if s <= max_size)), "vllm")
@@ -110,6 +126,22 @@ class Ladder:
             parts = [(1, 2, 4, 8, 12), range(16, 257, 8), range(272, 512, 16), range(512, max_size + 1, 32)]
         sizes = {s for part in parts for s in part if s <= max_size} | {max_size}
         return cls(tuple(sorted(sizes)), "sglang")
+
+    @classmethod
+    def sglang_prefill(cls, max_size: int, *, append_max: bool = True) -> Ladder:
+        """SGLang's rule for prefill, in tokens: strides of 4 to 32, 16 to 256, 32 to 512, 64 to 1024, 256 to 4096, 512.
+
+        max_size: by default the chunk size, the most tokens that a step has (42 sizes at 2048).
+        append_max: False is what SGLang does: of 5000 it leaves 4608 as the last rung.
+        Source: SGLang 0.5.23 `server_args.py`.
+        """
+        _require_positive(max_size)
+        strides = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (LARGEST, 512))
+        sizes, start = {max_size} if append_max else set(), 0
+        for end, stride in strides:
+            sizes |= set(range(start + stride, min(end, max_size) + 1, stride))
+            start = end
+        return cls(tuple(sorted(sizes)), "sglang-prefill")
 
     @classmethod
     def parse(cls, text: str, max_size: int) -> Ladder:
