@@ -80,7 +80,7 @@ class Ladder:
     def in_requests(self, query_len: int) -> Ladder:
         """This ladder of tokens as one of requests that bring `query_len` tokens each.
 
-        Only sizes that such requests fill to the last token are left: a graph of 6 tokens holds no batch of 4 a request.
+        Only sizes that such requests fill to the last token are left: 6 tokens are no number of requests of 4 each.
 
         Raises:
             ConfigError: no size is a multiple of `query_len`, or it is below 1.
