@@ -44,7 +44,7 @@ class OneRow:
     def __init__(self, model: DecoderModel, params: SamplingParams, sampler: str) -> None:
         device, blocks = model.device, blocks_for(MAX_LEN)
         backend = get_backend(None, device, attention_shape(model.config), max_rows=1, max_len=MAX_LEN)
-        graphs = GraphConfig.preset("FULL", ladder=Ladder.explicit([1]))
+        graphs = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([1]))
         self.core = EngineCore(
             model,
             backend,

@@ -24,7 +24,7 @@ def main(device: str) -> None:
         Slot("hidden", torch.float32, per="request", shape=(HIDDEN,), pad=PaddingPolicy.ZERO, owner="device"),
     ]
     buffers = StaticBuffers(max_requests=FLEET, slots=slots, device=device)
-    runner = GraphRunner(step, buffers, GraphConfig.preset("FULL", ladder=Ladder.vllm(FLEET)))
+    runner = GraphRunner(step, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.vllm(FLEET)))
     runner.capture()
 
     for robots, newcomers in ((13, 13), (14, 1), (9, 0), (64, 55)):

@@ -62,7 +62,7 @@ def main(device: str, directory: str | None = None) -> None:
         Slot("visible", torch.bool, "request", PaddingPolicy.FILL_SENTINEL, (LENGTH,), pad_value=1, owner="device"),
     ]
     buffers = StaticBuffers(max_requests=ROWS, slots=slots, device=device)
-    runner = GraphRunner(step, buffers, GraphConfig.preset("FULL", ladder=Ladder.explicit([1, 2, ROWS])))
+    runner = GraphRunner(step, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([1, 2, ROWS])))
     runner.watch(model)  # from the capture on, a weight that is rebound or moved is an error and not a wrong token
     runner.capture()
 

@@ -23,7 +23,7 @@ def runner_of(step, sizes=(1, 2, 4, 8), device="cpu", **config) -> GraphRunner:
     buffers = StaticBuffers(
         max_requests=8, device=device, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)]
     )
-    return GraphRunner(step, buffers, GraphConfig.preset("FULL", ladder=Ladder.explicit(sizes), **config))
+    return GraphRunner(step, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit(sizes), **config))
 
 
 def test_largest_first_each_warmed_up(device) -> None:
@@ -60,8 +60,12 @@ def test_a_size_out_of_memory_is_dropped_and_the_others_serve(lost: int, device)
 
     runner = runner_of(step, device=device)
     report = runner.capture()
-    assert list(report.dropped) == [lost]
-    assert f"out of memory while capturing size {lost}" in report.dropped[lost] and "KV cache" in report.dropped[lost]
+    assert list(report.dropped) == [BatchDescriptor.decode(lost)]
+    advice = {1: "capture fewer decode sizes", 4: "end the decode ladder at 2 requests", 8: "ladder at 4 requests"}[
+        lost
+    ]
+    why = report.dropped[BatchDescriptor.decode(lost)]
+    assert "out of memory while capturing" in why and advice in why and "KV cache" in why
     routes = {decision.real: decision for decision in runner.coverage()}
     assert routes[lost].mode is (Mode.EAGER if lost == 8 else Mode.FULL)
     if lost == 8:
@@ -74,7 +78,7 @@ def test_nothing_captured_says_why() -> None:
         raise torch.OutOfMemoryError("asked for too much")
 
     with pytest.raises(
-        CaptureError, match="no size .* size 1: out of memory while capturing size 1; use a smaller batch"
+        CaptureError, match="not one size .* 1 request: out of memory while capturing 1 request; capture fewer decode"
     ):
         runner_of(step).capture()
 
@@ -101,7 +105,7 @@ def test_capturing_twice_needs_a_release() -> None:
 def test_a_size_whose_output_changes_shape_is_dropped() -> None:
     report = runner_of(lambda x: torch.zeros(len(x), 2 if len(x) > 4 else 3)).capture()
     assert list(report.graphs) == [BatchDescriptor.decode(8)]
-    assert "rows must keep their shape" in report.dropped[4]
+    assert "rows must keep their shape" in report.dropped[BatchDescriptor.decode(4)]
 
 
 def test_keys_are_the_ladders_sizes() -> None:

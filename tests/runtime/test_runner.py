@@ -26,6 +26,7 @@ SLOTS = [
     Slot("lens", torch.int32, "request", PaddingPolicy.FILL_SENTINEL, pad_value=0),
     Slot("state", torch.float32, "request", PaddingPolicy.ZERO, (4,), owner="device"),
 ]
+ABOVE = "the largest size of the ladder is 16; capture a size of at least"
 
 
 class Table(torch.nn.Module):
@@ -42,7 +43,7 @@ class Table(torch.nn.Module):
         return {"score": state.sum(dim=1), "choice": state.argmax(dim=1)}
 
 
-def make(device="cpu", max_requests=16, ladder: Ladder | None = None, mode="FULL", **config) -> GraphRunner:
+def make(device="cpu", max_requests=16, ladder: Ladder | None = None, mode="FULL_DECODE_ONLY", **config) -> GraphRunner:
     buffers = StaticBuffers(max_requests=max_requests, device=device, slots=SLOTS)
     ladder = ladder or Ladder.vllm(max_requests)
     runner = GraphRunner(Table(device), buffers, GraphConfig.preset(mode, ladder=ladder, **config))
@@ -84,7 +85,7 @@ def test_rebinding_a_name_changes_nothing(device) -> None:
 
 def test_an_output_is_borrowed_until_the_next_step(device) -> None:
     """Rule 2."""
-    runner = make(device, debug=True)
+    runner = make(device, debug="checks")
     first = runner(ids=[7, 8], lens=[1, 1])
     kept, value = first.clone(), first.score.tolist()
     runner(ids=[1] * 5, lens=[1] * 5)  # another size of the same pool
@@ -104,7 +105,7 @@ def test_a_poisoned_tail_changes_no_real_row(device) -> None:
     runner = make(device)
     clean = runner(ids=range(5), lens=[1] * 5).score.clone()
     runner.buffers.reset()
-    graph = runner._graphs[runner._dispatcher.dispatch(runner._batches[5]).key]
+    graph = runner.graph(5)
     runner.buffers["ids"][:5] = torch.arange(5)
     runner.buffers["lens"][:5] = 1
     runner.buffers["ids"][5:8] = 99
@@ -125,7 +126,7 @@ def test_every_batch_has_a_known_route_before_the_first_request() -> None:
 def test_a_cliff_is_a_warning_at_the_capture(caplog: pytest.LogCaptureFixture) -> None:
     """Rule 6."""
     make(max_requests=20, ladder=Ladder.explicit([1, 2, 4, 8, 16]))
-    wanted = "batches of 17 to 20 requests run eagerly (above_ladder); capture a size of at least 20"
+    wanted = f"batches of 17 to 20 requests run eagerly (above_ladder): 20 requests; {ABOVE} 20"
     assert [record.message for record in caplog.records] == [wanted]
 
 
@@ -146,9 +147,9 @@ def test_no_fallback_without_a_reason(caplog: pytest.LogCaptureFixture) -> None:
     runner(ids=range(18), lens=[1] * 18)
     out = runner(ids=range(17), lens=[1] * 17)
     assert (out.mode, out.padded, out.reason) == (Mode.EAGER, 17, Reason.ABOVE_LADDER)
-    assert "largest captured size is 16" in out.decision.detail
+    assert out.decision.detail == f"17 requests; {ABOVE} 17"
     assert runner.stats.by_reason() == {"above_ladder": 2}
-    logged = "a step runs eagerly (above_ladder): 18 requests; the largest captured size is 16"
+    logged = f"a step runs eagerly (above_ladder): 18 requests; {ABOVE} 18"
     assert [record.message for record in caplog.records] == [logged]
 
 
@@ -193,7 +194,7 @@ def test_an_output_that_the_step_did_not_return_is_named() -> None:
 def test_random_steps_advance(device) -> None:
     """Rule 8, for steps that use torch's generator."""
     buffers = StaticBuffers(max_requests=4, device=device, slots=SLOTS[:1])
-    config = GraphConfig.preset("FULL", ladder=Ladder.vllm(4))
+    config = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.vllm(4))
     runner = GraphRunner(lambda ids: ids + torch.rand(len(ids), device=ids.device), buffers, config)
     runner.capture()
     draws = []

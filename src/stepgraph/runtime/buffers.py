@@ -101,7 +101,11 @@ class StaticBuffers:
         known = self._views.get((batch, request_slots))
         if known is None:
             rows = self.rows(batch, request_slots)
-            known = {name: self._on_device[name][: rows[slot.per]] for name, slot in self.slots.items()}
+            known = {
+                name: self._on_device[name][: rows[slot.per]]
+                for name, slot in self.slots.items()
+                if not (slot.mixed_only and batch.is_uniform)
+            }
             if batch.is_uniform:  # of mixed batches there are too many
                 self._views[batch, request_slots] = known
         return known
@@ -122,10 +126,10 @@ class StaticBuffers:
     ) -> None:
         """Write one step's inputs into the slots and reset the tails; at most one copy from the host.
 
-        real: the live batch, of known requests and tokens. padded: the key that runs it, or the batch itself.
+        real: the live batch. padded: the key that runs it, or the batch itself; request_slots: as for `views`.
         inputs: for each slot its real rows, as a tensor (host or device), an array or a list. A slot left out
         keeps what it held; FOREACH_COPY slots may not be left out. With nothing given and the same sizes as
-        before nothing is done. request_slots: as for `views`.
+        before nothing is done.
 
         Raises:
             InputError: an unknown or missing slot, a wrong number of rows, a dtype that would lose its kind.

@@ -57,6 +57,8 @@ class Slot:
     pad_value: for FILL_SENTINEL and FILL_ONCE.
     owner: `host` slots travel in the packed copy; `device` slots are advanced by the step itself and only
         patched row by row from the host.
+    mixed_only: left out of the views of a uniform batch or key, so that a step tells the two kinds apart by what it is
+        given; it is staged all the same, since a uniform batch may run on a key of its token count.
 
     Raises:
         ConfigError: a name that is no identifier, or a pad value that its policy would ignore.
@@ -69,6 +71,7 @@ class Slot:
     shape: tuple[int, ...] = ()
     pad_value: float = 0
     owner: Literal["host", "device"] = "host"
+    mixed_only: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
