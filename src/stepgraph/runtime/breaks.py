@@ -27,7 +27,7 @@ def graph_break(function: F, *, name: str | None = None) -> F:
     What it returns lies at the same addresses at every replay: results are copied to where the recording had them.
     name: what reports call it; by default the function's qualified name.
     """
-    label = name or getattr(function, "__qualname__", type(function).__qualname__)
+    label = str(name or getattr(function, "__qualname__", type(function).__qualname__))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
 from stepgraph.runtime.nodes import GraphNode
+
+if TYPE_CHECKING:
+    from stepgraph.runtime.breakable import BreakableRecording
 
 T = TypeVar("T")
 
@@ -15,8 +18,9 @@ T = TypeVar("T")
 class Recording(Protocol):
     """One recorded step. It reads and writes the addresses it was recorded with, and runs no Python of the step."""
 
-    num_nodes: int | None
-    """Recorded operations, or None where the platform cannot count them."""
+    @property
+    def num_nodes(self) -> int | None:
+        """Recorded operations, or None where the platform cannot count them."""
 
     def replay(self) -> None:
         """Submit the step on the current stream. Asynchronous where the device is."""
@@ -65,8 +69,27 @@ class Platform(Protocol):
             CaptureError: the step did what a recording cannot hold.
             torch.OutOfMemoryError: no room.
 
-        After either the pool takes no further recordings; those that it holds still replay.
+        After either the pool takes no further recordings; those that it holds still replay. A function marked with
+        `graph_break` is called and recorded like any other.
         """
+
+    def record_breakable(
+        self, step: Callable[[], T], pool: Any, *, every_op: bool = False
+    ) -> tuple[BreakableRecording, T]:
+        """Record one call of `step` with its breaks left out: they run eagerly here and at every replay.
+
+        The step really runs, so that its breaks see the values that they would see eagerly.
+        every_op: for debugging, every operator is a break of its own.
+
+        Raises:
+            CaptureError: as `record`; or, on the tape, a segment read a tensor that a break hides.
+            torch.OutOfMemoryError: no room.
+
+        An error inside a break keeps its type and names the break. After any error the pool is as `record` leaves it.
+        """
+
+    def record_eager(self, step: Callable[[], T]) -> tuple[BreakableRecording, T]:
+        """For debugging: a recording that is one break, the whole step. It runs once, and again at every replay."""
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> HostMirror:
         """A mirror that brings `host`, uint8 bytes on the host, to the equally long start of `slab`."""

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
+from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms.refusals import HostReadGuard
+from stepgraph.runtime.platforms.segments import record_segments, record_whole
 from stepgraph.runtime.platforms.tape.recorder import Call, TapeRecorder
-from stepgraph.runtime.platforms.tape.refusals import HostReadGuard
 from stepgraph.runtime.regions import RegionLog, logging_regions
 
 T = TypeVar("T")
@@ -40,6 +43,35 @@ class TapeRecording:
         self._nodes = None
 
 
+class TapeSegments:
+    """Cuts one recorder's calls into recordings."""
+
+    def __init__(self, recorder: TapeRecorder) -> None:
+        self.log = RegionLog(recorder.new_calls)
+        self._recorder = recorder
+        self.aside = recorder.aside
+        self.alias = recorder.alias
+
+    def open(self) -> None:
+        pass  # the recorder goes on by itself
+
+    def close(self) -> TapeRecording | None:
+        recording = self.cut()
+        return recording if recording.num_nodes else None
+
+    def cut(self) -> TapeRecording:
+        """A recording of what was recorded since the last cut."""
+        self.log.settle()
+        calls, names = self._recorder.cut()
+        regions, self.log.regions = self.log.regions, {}
+        return TapeRecording(calls, [GraphNode(i, "operator", name, regions[i]) for i, name in enumerate(names)])
+
+    def place(self, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            placed = torch.empty_like(result).copy_(result)
+        return placed, placed
+
+
 class DirectCopy:
     """On a CPU the host's bytes and the slab are both plain memory."""
 
@@ -65,11 +97,25 @@ class TapePlatform:
 
     def record(self, step: Callable[[], T], pool: None) -> tuple[TapeRecording, T]:
         recorder = TapeRecorder()
-        log = RegionLog(recorder.new_calls)
-        with recorder, HostReadGuard(), logging_regions(log):
+        segments = TapeSegments(recorder)
+        with recorder, HostReadGuard(lambda: False), logging_regions(segments.log):
             result = step()
-        nodes = [GraphNode(i, "operator", name, log.regions[i]) for i, name in enumerate(recorder.names)]
-        return TapeRecording(recorder.finish(), nodes), result
+        recording = segments.cut()
+        recorder.finish()
+        return recording, result
+
+    def record_breakable(
+        self, step: Callable[[], T], pool: None, *, every_op: bool = False
+    ) -> tuple[BreakableRecording, T]:
+        recorder = TapeRecorder()
+        segments = TapeSegments(recorder)
+        with recorder, HostReadGuard(lambda: recorder.paused), logging_regions(segments.log):
+            parts, result = record_segments(segments, step, every_op=every_op)
+        recorder.finish()
+        return BreakableRecording(parts), result
+
+    def record_eager(self, step: Callable[[], T]) -> tuple[BreakableRecording, T]:
+        return record_whole(step)
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> DirectCopy:
         return DirectCopy(host, slab)

@@ -43,13 +43,20 @@ _INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torc
 
 
 class HostReadGuard(TorchFunctionMode):
-    """Refuses host reads and host-built tensors that do not reach the dispatcher."""
+    """Refuses host reads and host-built tensors that do not reach the dispatcher.
+
+    paused: whether it lets everything pass, inside a break.
+    """
+
+    def __init__(self, paused: Callable[[], bool]) -> None:
+        super().__init__()
+        self._paused = paused
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         why = _FUNCTIONS.get(func)
-        if why is not None and not _converts_a_tensor(func, args):
+        if why is not None and not self._paused() and not _converts_a_tensor(func, args):
             owner = "torch" if func in (torch.tensor, torch.as_tensor, torch.asarray) else "Tensor"
             raise refusal(f"{owner}.{func.__name__}()", why)
         return func(*args, **(kwargs or {}))

@@ -1,0 +1,185 @@
+"""Breakable recordings: segments that replay as they were recorded, and breaks that run their Python between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from stepgraph.runtime.break_cost import BreakCost, DeviceClock, measure_once, median_costs
+from stepgraph.runtime.errors import ReplayError, StepgraphError
+from stepgraph.runtime.nodes import Dependency, GraphNode
+from stepgraph.runtime.platforms.base import Recording
+
+_BAKED_IN = (bool, int, float, str)
+
+
+class Break:
+    """A function that runs eagerly at every replay, on the addresses that its tensors had at the recording.
+
+    Tensors among the arguments are frozen; other arguments are the same objects as then, and what the function reads
+    by itself it reads afresh.
+
+    args, kwargs, result: as recorded, with tensors that the break may keep: aliases of the arguments, and the places
+    where the segments behind it read its results.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        self.name = name
+        self.calls = 0
+        self.host_seconds = 0.0
+        self._function = function
+        self._args, self._kwargs = args, kwargs
+        self._held, self._spec = tree_flatten(result)
+        self._is_leaf = self._spec.is_leaf()
+
+    def __call__(self) -> None:
+        """Run the function and bring its results to where the segments read them.
+
+        Raises:
+            ReplayError: a result of another structure, shape or dtype than at the recording.
+        """
+        started = perf_counter()
+        try:
+            self._settle(self._function(*self._args, **self._kwargs))
+        except Exception as error:
+            name_break(error, self.name)
+            raise
+        self.calls += 1
+        self.host_seconds += perf_counter() - started
+
+    def _settle(self, result: Any) -> None:
+        if self._is_leaf:
+            fresh: Sequence[Any] = (result,)
+        else:
+            fresh, spec = tree_flatten(result)
+            if spec != self._spec:
+                raise ReplayError(f"returned {spec} where the recording had {self._spec}; {_WHY}")
+        for held, value in zip(self._held, fresh, strict=True):
+            if isinstance(held, torch.Tensor):
+                if not isinstance(value, torch.Tensor) or value.shape != held.shape or value.dtype != held.dtype:
+                    raise _unlike(held, value)
+                if value.data_ptr() != held.data_ptr():
+                    held.copy_(value)
+                elif value.stride() != held.stride():
+                    raise _unlike(held, value)
+            elif value is not held and (isinstance(value, torch.Tensor) or _differ(held, value)):
+                raise _unlike(held, value)
+
+
+class BreakableRecording:
+    """A recorded step with breaks. A replay launches segment, function, segment, …, on the current stream.
+
+    parts: in the order in which they run. clock: measures what breaks cost the device, where that is not the host.
+    """
+
+    def __init__(self, parts: Sequence[Recording | Break], clock: DeviceClock | None = None) -> None:
+        self._parts = list(parts)
+        self._clock = clock
+        # Tensors of inference mode may be written in inference mode only.
+        self._mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+        self._calls: list[Callable[[], None]] | None = [
+            part if isinstance(part, Break) else part.replay for part in self._parts
+        ]
+        self.breaks = [part for part in self._parts if isinstance(part, Break)]
+
+    @property
+    def num_nodes(self) -> int | None:
+        """Recorded operations in all segments, or None where the platform cannot count them."""
+        total = 0
+        for segment in self._segments():
+            if segment.num_nodes is None:
+                return None
+            total += segment.num_nodes
+        return total
+
+    def replay(self) -> None:
+        """Run the step. An error of a break's function names the break; the segments behind it have not run then.
+
+        Raises:
+            ReplayError: released, or a break returned what the recording has no place for.
+        """
+        if self._calls is None:
+            raise ReplayError("this recording was released; capture again before replaying it")
+        with self._mode():
+            for call in self._calls:
+                call()
+
+    def nodes(self) -> list[GraphNode]:
+        """The nodes of all segments, numbered on from segment to segment. A segment waits for the one before it as a
+        whole, which `after` does not repeat.
+
+        Raises:
+            CaptureError: released, or the platform cannot look into its recordings.
+        """
+        nodes: list[GraphNode] = []
+        for segment in self._segments():
+            nodes += [_shifted(node, len(nodes)) for node in segment.nodes()]
+        return nodes
+
+    def measure(self, repeats: int = 10) -> list[BreakCost]:
+        """What each break costs, in the order in which they run: medians over `repeats` replays.
+
+        The step really runs, on the inputs that lie in its buffers: twice a repeat where there is a device clock.
+        Counts and times of the breaks stay as they were.
+
+        Raises:
+            ReplayError: released.
+        """
+        if self._calls is None:
+            raise ReplayError("this recording was released; capture again before measuring it")
+        counted = [(a_break.calls, a_break.host_seconds) for a_break in self.breaks]
+        parts = list(zip(self._calls, self._parts, strict=True))
+        steps = [(call, part if isinstance(part, Break) else None) for call, part in parts]
+        with self._mode():
+            rounds = [measure_once(steps, self._clock) for _ in range(repeats)]
+        for a_break, (calls, seconds) in zip(self.breaks, counted, strict=True):
+            a_break.calls, a_break.host_seconds = calls, seconds
+        return median_costs([a_break.name for a_break in self.breaks], rounds)
+
+    def release(self) -> None:
+        """Give back what segments and breaks hold. The recording cannot be replayed afterwards."""
+        for segment in self._segments():
+            segment.release()
+        self._parts = [part for part in self._parts if not isinstance(part, Break)]  # their nodes() say "released"
+        self._calls, self.breaks = None, []
+
+    def _segments(self) -> list[Recording]:
+        return [part for part in self._parts if not isinstance(part, Break)]
+
+
+def name_break(error: Exception, name: str) -> None:
+    """Say in an error which break it comes from. Its type stays; ours are printed as one line, so they say it there."""
+    if isinstance(error, StepgraphError):
+        error.args = (f"break {name}: {error}", *error.args[1:])
+    else:
+        error.add_note(f"in the break {name} of a breakable recording")
+
+
+_WHY = "the segments behind it read the recorded place, so a break returns the same at every replay"
+
+
+def _unlike(held: Any, value: Any) -> ReplayError:
+    return ReplayError(f"returned {_describe(value)} where the recording had {_describe(held)}; {_WHY}")
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"a tensor of {tuple(value.shape)} {value.dtype}, strides {value.stride()}"
+
+
+def _differ(held: Any, value: Any) -> bool:
+    """Whether the segments may have taken a plain value in that is now another one."""
+    return (held is None or value is None or isinstance(held, _BAKED_IN)) and bool(held != value)
+
+
+def _shifted(node: GraphNode, by: int) -> GraphNode:
+    after = tuple(Dependency(dependency.node + by, dependency.programmatic) for dependency in node.after)
+    return replace(node, index=node.index + by, after=after, parent=None if node.parent is None else node.parent + by)
