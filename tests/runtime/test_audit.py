@@ -1,4 +1,4 @@
-"""Watched modules: a replay is refused, by name, once a tensor has left the memory that its graph reads."""
+"""What is watched: a replay is refused, by name, once a tensor or a workspace has left the memory that graphs use."""
 
 import gc
 import re
@@ -22,6 +22,7 @@ from stepgraph.runtime import (
     StaticBuffers,
 )
 from stepgraph.runtime.audit import AddressAudit
+from stepgraph.runtime.workspace import Workspace
 
 
 class Net(nn.Module):
@@ -42,7 +43,7 @@ def make(device, *, watch="before", **config) -> tuple[GraphRunner, Net]:
     net = Net(device)
     slots = [Slot("x", torch.float32, "request", PaddingPolicy.ZERO, (3,))]
     buffers = StaticBuffers(max_requests=4, device=device, slots=slots)
-    runner = GraphRunner(net, buffers, GraphConfig.preset("FULL", ladder=Ladder.explicit([2]), **config))
+    runner = GraphRunner(net, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2]), **config))
     if watch == "before":
         runner.watch(net)
     runner.capture()
@@ -132,7 +133,7 @@ def test_whichever_moves_is_found_in_one_turn(device, name: str) -> None:
 
 
 def test_debug_looks_at_all_before_each_replay(device) -> None:
-    runner, net = make(device, debug=True)
+    runner, net = make(device, debug="checks")
     step(runner)
     net.offset = fresh(net.offset)
     with pytest.raises(ReplayError, match="offset from"):
@@ -170,7 +171,7 @@ def test_another_object_over_the_same_memory_is_no_move(device) -> None:
 
 
 def test_a_refused_step_changes_nothing(device) -> None:
-    runner, net = make(device, debug=True)
+    runner, net = make(device, debug="checks")
     runner(x=torch.zeros(2, 3))
     net.offset = fresh(net.offset)
     with pytest.raises(ReplayError):
@@ -201,7 +202,7 @@ def test_several_modules_have_names_of_their_own(device) -> None:
     runner, net = make(device)
     draft = nn.Linear(2, 2, device=device)
     runner.watch(net, "again")  # known already
-    with pytest.raises(ConfigError, match="another module is watched as ''"):
+    with pytest.raises(ConfigError, match="another module or mapping is watched as ''"):
         runner.watch(draft)
     runner.watch(draft, "draft")
     draft.bias = nn.Parameter(fresh(draft.bias))
@@ -227,11 +228,102 @@ def test_parameters_without_memory_are_passed_over() -> None:
     audit.sweep()
 
 
+def audit_of(*targets, captured: bool = True) -> AddressAudit:
+    audit = AddressAudit()
+    for number, target in enumerate(targets):
+        audit.watch(target, f"t{number}", captured=captured)
+    if not captured:
+        audit.remember()
+    return audit
+
+
+class Cache:
+    """Holds its tensors as plain attributes."""
+
+    def __init__(self, device) -> None:
+        self.keys, self.values, self.blocks = torch.zeros(4, device=device), torch.zeros(4, device=device), 7
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_rebound_plain_tensor_is_refused_by_name(device, captured: bool) -> None:
+    cache = Cache(device)
+    audit = audit_of(vars(cache), captured=captured)
+    cache.keys.add_(1)
+    cache.blocks = 8  # no tensor, no matter
+    audit.glance()
+    was = f"{cache.keys.device} {cache.keys.data_ptr():#x}"
+    cache.keys = torch.zeros(4, device=device)
+    for look in (audit.sweep, audit.glance):
+        with pytest.raises(ReplayError, match=rf"capture: t0\.keys from {was} to .* {cache.keys.data_ptr():#x};"):
+            look()
+    audit.forget()
+    audit.sweep()
+
+
+@pytest.mark.parametrize("move", [dict.clear, lambda d: d.update(k=None), lambda d: d.update(k=fresh(d["k"]))])
+def test_a_mapping_that_loses_its_tensor(device, move) -> None:
+    state = {"k": torch.zeros(2, device=device)}
+    audit, held = audit_of(state), state["k"]
+    state["other"] = torch.zeros(2, device=device)  # later ones are none of the graphs'
+    audit.glance()
+    move(state)
+    with pytest.raises(ReplayError, match=r"capture: t0\.k from "):
+        audit.glance()
+    state["k"] = held
+    audit.glance()
+
+
+def test_a_mapping_and_a_module_share_no_name() -> None:
+    audit = audit_of({})
+    with pytest.raises(ConfigError, match="another module or mapping is watched as 't0'"):
+        audit.watch(nn.Linear(1, 1), "t0", captured=False)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_watched_workspace_is_locked_while_there_are_graphs(device, captured: bool) -> None:
+    workspace = Workspace(device)
+    workspace.get("partials", (4,), torch.float32)
+    audit = audit_of(workspace, workspace, captured=captured)
+    with pytest.raises(ReplayError, match="partials wants 32 bytes"):
+        workspace.get("partials", (8,), torch.float32)
+    audit.glance()
+    audit.sweep()
+    audit.forget()
+    audit.forget()
+    workspace.get("partials", (8,), torch.float32)
+    audit.remember()
+    audit.glance()
+    assert workspace.locked
+
+
+def test_a_workspace_of_two_runners_stays_locked_until_both_have_released() -> None:
+    workspace = Workspace("cpu")
+    first, second = audit_of(workspace), audit_of(workspace)
+    first.forget()
+    assert workspace.locked
+    second.forget()
+    assert not workspace.locked
+
+
+def test_a_workspace_that_moved_all_the_same_is_refused_by_name(device) -> None:
+    workspace, rest = Workspace(device), nn.ModuleList(nn.Linear(1, 1, device=device) for _ in range(9))
+    workspace.get("partials", (4,), torch.float32)
+    audit = audit_of(rest, workspace)
+    workspace.unlock()
+    workspace.get("partials", (8,), torch.float32)
+    for look in (audit.glance, audit.sweep):  # at once, however many tensors there are
+        with pytest.raises(ReplayError, match="capture: workspace t1 from generation 0 to 1"):
+            look()
+
+
 @pytest.mark.gpu
 def test_a_glance_is_cheap() -> None:
-    """At most 1 µs a replay, for as many tensors as an 8B model has."""
+    """At most 1 µs a replay, for as many tensors as an 8B model has, a cache and two workspaces."""
     audit = AddressAudit()
     net = nn.ModuleList(nn.ModuleDict({f"w{i}": nn.Linear(8, 8, device="cuda") for i in range(5)}) for _ in range(32))
     audit.watch(net, "", captured=True)
+    audit.watch({f"layer{i}": torch.zeros(2, device="cuda") for i in range(32)}, "cache", captured=True)
+    for name in ("attention", "gemm"):
+        audit.watch(Workspace("cuda"), name, captured=True)
     runs = timeit.repeat(audit.glance, number=10_000, repeat=7)
     assert statistics.median(runs) / 10_000 < 1e-6

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from stepgraph.runtime import GraphConfig, GraphRunner, Ladder, PaddingPolicy, Slot, StaticBuffers
 from stepgraph.runtime.capture_guard import no_captures, refuse_capture_while_serving, serving
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.platforms import platform_for
@@ -137,6 +138,51 @@ def test_torchs_own_classes_have_what_is_hooked() -> None:
     with no_captures():
         assert torch.cuda.graph.__enter__ is not enter and torch.cuda.CUDAGraph.capture_begin is not begin
     assert torch.cuda.graph.__enter__ is enter and torch.cuda.CUDAGraph.capture_begin is begin
+
+
+def runner_of(step, device="cpu") -> GraphRunner:
+    buffers = StaticBuffers(
+        max_requests=4, device=device, slots=[Slot("x", torch.float32, "request", PaddingPolicy.ZERO)]
+    )
+    runner = GraphRunner(step, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2])))
+    runner.capture()
+    return runner
+
+
+def test_a_runner_captured_inside_anothers_step_is_refused_by_its_line(device) -> None:
+    runners: dict[int, GraphRunner] = {}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 2:  # a batch that no graph covers
+            runners.setdefault(len(x), runner_of(lambda x: x, device))
+        return x + 1
+
+    runner = runner_of(step, device)
+    with pytest.raises(CaptureError, match=r"test_capture_guard\.py:\d+ in runner_of: runner\.capture\(\)"):
+        runner(x=torch.ones(3))
+    assert runner(x=torch.ones(2)).output.eq(2).all() and not serving
+
+
+def test_a_step_that_captures_its_own_runner_is_refused() -> None:
+    runner = runner_of(lambda x: runner.capture() if len(x) > 2 else x)
+    with pytest.raises(CaptureError, match=r"in <lambda>: runner = runner_of\(lambda x: runner\.capture"):
+        runner(x=torch.ones(3))
+
+
+def test_a_raw_capture_in_an_eager_step_is_refused_by_its_line(fakes) -> None:
+    graphs: list[FakeGraph] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 2:
+            graphs.append(FakeGraph())
+            graphs[-1].capture_begin()
+        return x
+
+    runner = runner_of(step)
+    with pytest.raises(CaptureError, match=r"in step: graphs\[-1\]\.capture_begin\(\)"):
+        runner(x=torch.ones(3))
+    assert not graphs[0].calls
+    graphs[0].capture_begin()
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from stepgraph.runtime import (
+    ConfigError,
     GraphConfig,
     GraphRunner,
     Ladder,
@@ -20,6 +21,7 @@ from stepgraph.runtime import (
     StaticBuffers,
     opaque,
 )
+from stepgraph.runtime.pool import GraphPool
 
 WAIT = 20  # seconds, after which a test has failed anyway
 SLOTS = [
@@ -32,9 +34,11 @@ def accumulate(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return total.mul_(0.5).add_(x) * 2
 
 
-def runner_of(step: Callable = accumulate, device="cpu", mode="FULL", sizes=(2, 4), rows=4) -> GraphRunner:
-    buffers = StaticBuffers(max_requests=rows, device=device, slots=SLOTS)
-    return GraphRunner(step, buffers, GraphConfig.preset(mode, ladder=Ladder.explicit(sizes)))
+def runner_of(
+    step: Callable = accumulate, device="cpu", mode="FULL_DECODE_ONLY", sizes=(2, 4), pool: GraphPool | None = None
+) -> GraphRunner:
+    buffers = StaticBuffers(max_requests=4, device=device, slots=SLOTS)
+    return GraphRunner(step, buffers, GraphConfig.preset(mode, ladder=Ladder.explicit(sizes)), pool=pool)
 
 
 def captured(*args, **kwargs) -> GraphRunner:
@@ -85,7 +89,9 @@ def test_a_second_thread_is_refused_in_an_eager_step(device) -> None:
     runner, first = runner_of(step, device, mode="NONE"), []
     with gate.held(lambda: first.append(runner(x=rows(3)).output.clone())):
         for call in (lambda: runner(x=rows(9)), runner.capture, runner.release):
-            with pytest.raises(ReplayError, match="two threads in one runner: MainThread called it while worker_0 was"):
+            with pytest.raises(
+                ReplayError, match="two threads .*: MainThread called a runner while worker_0 was in one"
+            ):
                 call()
     assert first[0].eq(6).all() and runner.stats.steps == 1
     assert runner(x=rows(1)).output.eq(5).all()  # the worker has left
@@ -100,7 +106,7 @@ def test_a_second_thread_is_refused_in_a_replay() -> None:
         return x + 1
 
     runner = captured(lambda x, total: slow(x))
-    with gate.held(lambda: runner(x=rows(3))), pytest.raises(ReplayError, match="two threads in one runner"):
+    with gate.held(lambda: runner(x=rows(3))), pytest.raises(ReplayError, match="two threads in one pool"):
         runner(x=rows(9))
     out = runner(x=rows(1))
     assert out.mode is Mode.FULL and out.output.eq(2).all()
@@ -114,7 +120,7 @@ def test_a_second_thread_is_refused_during_the_capture(device) -> None:
         return accumulate(x, total)
 
     runner = runner_of(step, device)
-    with gate.held(runner.capture), pytest.raises(ReplayError, match="MainThread called it while worker_0"):
+    with gate.held(runner.capture), pytest.raises(ReplayError, match="MainThread called a runner while worker_0"):
         runner(x=rows(9))
     assert runner(x=rows(1)).output.eq(2).all()
 
@@ -165,6 +171,50 @@ def test_two_runners_run_in_two_threads_at_once(device) -> None:
     assert second == pytest.approx([3 * value for value in expected], rel=1e-6)
 
 
+def test_two_runners_of_one_pool_take_turns(device) -> None:
+    first = captured(device=device)
+    second = captured(lambda x, total: total.add_(x) * 3, device, pool=first.pool)
+    sums, last = [0.0, 0.0], None
+    for value in range(6):
+        last = first(x=rows(value)).output  # it lies in the runner's own memory
+        assert second(x=rows(value)).output.eq(3 * (sums[1] + value)).all()
+        sums = [sums[0] / 2 + value, sums[1] + value]
+        assert last.eq(2 * sums[0]).all()
+    first.release()
+    assert second(x=rows(1)).output.eq(3 * (sums[1] + 1)).all()
+    first.capture()
+    assert first(x=rows(1)).output.eq(2).all() and second(x=rows(1)).output.eq(3 * (sums[1] + 2)).all()
+
+
+def test_two_threads_in_two_runners_of_one_pool_are_refused(device) -> None:
+    gate = Gate()
+
+    def step(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        gate.stop()
+        return accumulate(x, total)
+
+    second = captured(device=device)
+    first = runner_of(step, device, mode="NONE", pool=second.pool)
+    with gate.held(lambda: first(x=rows(3))), pytest.raises(ReplayError, match="two threads in one pool of graphs"):
+        second(x=rows(9))
+    assert second(x=rows(1)).output.eq(2).all()
+
+
+def test_a_step_that_calls_a_runner_of_its_pool_is_refused() -> None:
+    inner = captured()
+    outer = runner_of(lambda x, total: inner(x=x).output, mode="NONE", pool=inner.pool)
+    with pytest.raises(ReplayError, match="or that of a runner with the same pool"):
+        outer(x=rows(1))
+
+
+def test_a_pool_is_of_the_buffers_device() -> None:
+    class Elsewhere:
+        device = torch.device("meta")
+
+    with pytest.raises(ConfigError, match="a pool on meta for buffers on cpu"):
+        runner_of(pool=GraphPool(Elsewhere()))
+
+
 # Other threads during a capture
 
 
@@ -200,7 +250,7 @@ def test_another_thread_computes_during_a_capture(device) -> None:
 # Gradients and inference mode
 
 
-@pytest.mark.parametrize("mode", ["FULL", "NONE"])
+@pytest.mark.parametrize("mode", ["FULL_DECODE_ONLY", "NONE"])
 def test_a_step_runs_without_gradients(device, mode: str) -> None:
     weight = torch.nn.Parameter(torch.ones(4, device=device))
     runner = captured(lambda x, total: total.add_(x * weight), device, mode)
@@ -275,21 +325,32 @@ def test_a_replay_runs_on_the_callers_stream() -> None:
 
 
 @pytest.mark.gpu
-def test_who_changes_the_stream_orders_the_two() -> None:
+def test_a_change_of_the_stream_without_an_order_is_refused() -> None:
+    runner, other = captured(device="cuda"), torch.cuda.Stream()
+    runner(x=rows(1))
+    torch.cuda._sleep(100_000_000)  # about 50 ms
+    with torch.cuda.stream(other), pytest.raises(ReplayError, match=r"two streams in one pool .*pool\.follow\(\)"):
+        runner(x=rows(9))
+    assert runner(x=rows(1)).output.eq(3).all() and runner.stats.steps == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("two", [False, True])
+def test_who_changes_the_stream_has_it_follow(two: bool) -> None:
+    """With one runner, or with two that share a pool."""
     runner, streams = captured(device="cuda"), [torch.cuda.Stream() for _ in range(3)]
-    outputs, before = [], torch.cuda.current_stream()
+    runners, outputs = [runner, captured(device="cuda", pool=runner.pool) if two else runner], []
     for value in range(12):
-        now = streams[value % 3]
-        now.wait_stream(before)
-        with torch.cuda.stream(now):
+        with torch.cuda.stream(streams[value % 3]):
+            runner.pool.follow()
             torch.cuda._sleep(2_000_000)
-            outputs.append(runner(x=rows(value)).output.clone())
-        before = now
-    before.synchronize()
-    total = 0.0
+            outputs.append(runners[value % 2](x=rows(value)).output.clone())
+    torch.cuda.synchronize()
+    totals = [0.0, 0.0]
     for value, output in enumerate(outputs):
-        total = total / 2 + value
-        assert output.eq(2 * total).all()
+        which = value % 2 if two else 0
+        totals[which] = totals[which] / 2 + value
+        assert output.eq(2 * totals[which]).all()
 
 
 @pytest.mark.gpu
