@@ -6,6 +6,9 @@ import re
 import pytest
 import torch
 
+from stepgraph.runtime import Backend, GraphConfig, GraphRunner, Ladder, Mode, PaddingPolicy, Slot, StaticBuffers
+from stepgraph.runtime.breaks import graph_break
+from stepgraph.runtime.config import DecodePhase
 from stepgraph.runtime.errors import CaptureError, ReplayError
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.workspace import Workspace
@@ -112,6 +115,33 @@ def test_growth_after_a_recording_leaves_it_its_memory(device) -> None:
     others = [torch.zeros(1024, device=device) for _ in range(50)]
     recording.replay()
     assert out.eq(3).all() and all(other.eq(0).all() for other in others)
+
+
+def test_one_that_grows_at_a_replayed_shape_is_found_by_name(device) -> None:
+    """In a break, whose scratch follows a length that the shapes do not tell."""
+    workspace, longest = Workspace(device), [4]
+
+    @graph_break
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        partials = workspace.get("partials", (len(x), longest[0]), x.dtype)
+        return partials.copy_(x[:, None].expand(-1, longest[0])).sum(1)
+
+    slots = [Slot("x", torch.float32, "request", PaddingPolicy.ZERO)]
+    buffers = StaticBuffers(max_requests=4, device=device, slots=slots)
+    config = GraphConfig(decode=DecodePhase(Backend.BREAKABLE, Ladder.explicit([2, 4])))
+    runner = GraphRunner(lambda x: attention(x * 2) + 1, buffers, config)
+    runner.watch(workspace)
+    runner.capture()
+    out = runner(x=torch.ones(2))
+    assert out.mode is Mode.BREAKABLE and out.output.eq(9).all()
+    longest[0] = 8
+    assert runner(x=torch.ones(2)).output.eq(17).all()  # as much as four requests had
+    with pytest.raises(
+        ReplayError, match=r"partials wants 128 bytes for \(4, 8\) .* there are 64 \(at test_workspace.*"
+    ):
+        runner(x=torch.ones(4))
+    runner.release()
+    assert runner(x=torch.ones(4)).output.eq(17).all() and not workspace.locked
 
 
 @pytest.mark.gpu
