@@ -1,50 +1,81 @@
-"""What every step did: counts by size, mode and reason."""
+"""What every step did: counts by kind of batch, size, mode and reason."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from stepgraph.runtime.dispatch import Decision
 
+MOST_DECISIONS = 8192
+"""Decisions counted one by one; then their counts are folded into routes, of which there are far fewer."""
 
-@dataclass
+
+@dataclass(frozen=True, order=True)
+class Route:
+    """What steps have in common that are counted together.
+
+    kind: `uniform` (every request brings query_len tokens) or `mixed` (query_len 0). real, padded: tokens that belong
+    to a request, and tokens computed for a step; the same as requests where each brings one.
+    """
+
+    kind: str
+    query_len: int
+    real: int
+    padded: int
+    mode: str
+    reason: str
+
+    @classmethod
+    def of(cls, decision: Decision) -> Route:
+        query_len = decision.batch.query_len
+        return cls(
+            "mixed" if query_len is None else "uniform",
+            query_len or 0,
+            decision.batch.num_tokens,
+            decision.key.num_tokens,
+            decision.mode.value,
+            decision.reason.value,
+        )
+
+
 class Stats:
     """Steps counted by route. Memory does not grow with the number of steps."""
 
-    counts: Counter[Decision] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self._recent: Counter[Decision] = Counter()  # counting a decision costs next to nothing
+        self._folded: Counter[Route] = Counter()
 
     def record(self, decision: Decision) -> None:
-        self.counts[decision] += 1
+        self._recent[decision] += 1
+        if len(self._recent) > MOST_DECISIONS:
+            self._fold()
 
     @property
     def steps(self) -> int:
-        return self.counts.total()
+        return self._counts().total()
 
     @property
     def real_rows(self) -> int:
-        return sum(decision.real * count for decision, count in self.counts.items())
+        """Tokens computed for a request."""
+        return sum(route.real * count for route, count in self._counts().items())
 
     @property
     def padded_rows(self) -> int:
-        """Rows that were computed for no request."""
-        return sum((decision.padded - decision.real) * count for decision, count in self.counts.items())
+        """Tokens that were computed for no request."""
+        return sum((route.padded - route.real) * count for route, count in self._counts().items())
 
     def by_mode(self) -> dict[str, int]:
-        return dict(self._totals(lambda decision: decision.mode.value))
+        return dict(self._totals(lambda route: route.mode))
 
     def by_reason(self) -> dict[str, int]:
-        return dict(self._totals(lambda decision: decision.reason.value))
+        return dict(self._totals(lambda route: route.reason))
 
     def routes(self) -> list[dict[str, int | str]]:
-        """One row per (real rows, padded rows, mode, reason), with its number of steps."""
-        totals = self._totals(lambda d: (d.real, d.padded, d.mode.value, d.reason.value))
-        return [
-            {"real": real, "padded": padded, "mode": mode, "reason": reason, "steps": count}
-            for (real, padded, mode, reason), count in sorted(totals.items())
-        ]
+        """One row per `Route`, with its number of steps."""
+        return [{**asdict(route), "steps": count} for route, count in sorted(self._counts().items())]
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -58,7 +89,7 @@ class Stats:
 
     def to_prometheus(self, prefix: str = "stepgraph") -> str:
         """The counts in Prometheus' text exposition format."""
-        totals = self._totals(lambda d: (d.mode.value, d.reason.value))
+        totals = self._totals(lambda route: (route.mode, route.reason))
         lines = [f"# HELP {prefix}_steps_total Steps by mode and reason.", f"# TYPE {prefix}_steps_total counter"]
         lines += [
             f'{prefix}_steps_total{{mode="{mode}",reason="{reason}"}} {count}'
@@ -73,8 +104,18 @@ class Stats:
             lines.append(f"{prefix}_{name}_total {value}")
         return "\n".join(lines) + "\n"
 
-    def _totals(self, label: Callable[[Decision], Any]) -> Counter[Any]:
+    def _counts(self) -> Counter[Route]:
+        counts = self._folded.copy()
+        for decision, count in list(self._recent.items()):  # a copy: another thread may read while steps are counted
+            counts[Route.of(decision)] += count
+        return counts
+
+    def _fold(self) -> None:
+        self._folded = self._counts()
+        self._recent.clear()
+
+    def _totals(self, label: Callable[[Route], Any]) -> Counter[Any]:
         totals: Counter[Any] = Counter()
-        for decision, count in self.counts.items():
-            totals[label(decision)] += count
+        for route, count in self._counts().items():
+            totals[label(route)] += count
         return totals
