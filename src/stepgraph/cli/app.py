@@ -145,6 +145,20 @@ def env_command(
             raise typer.Exit(1)
 
 
+@app.command("explain")
+def explain_command(
+    config: Annotated[Path, typer.Argument(help="A JSON file; examples/explain.json shows its fields.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+    strict: Annotated[bool, typer.Option(help="Refuse a configuration that would get less than it asks for.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw the padding of every batch into this PNG.")] = None,
+) -> None:
+    """Say what a configuration will do, batch by batch, without a GPU."""
+    with _one_line_errors():
+        from stepgraph.cli.explain import explain
+
+        explain(config, as_json=as_json, strict=strict, picture=picture)
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the `stepgraph` command. Always ends with SystemExit."""
     app(args=None if argv is None else list(argv), prog_name="stepgraph")
