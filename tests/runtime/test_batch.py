@@ -12,3 +12,17 @@ def test_tokens_are_requests_times_query_length() -> None:
 def test_units_that_contradict_each_other_are_refused(fields) -> None:
     with pytest.raises(ConfigError):
         BatchDescriptor(*fields)
+
+
+def test_three_kinds_of_batch() -> None:
+    uniform, mixed, relaxed = BatchDescriptor.decode(4, 3), BatchDescriptor.mixed(12, 4), BatchDescriptor.relaxed(12)
+    assert [batch.is_uniform for batch in (uniform, mixed, relaxed)] == [True, False, False]
+    assert [batch.is_relaxed for batch in (uniform, mixed, relaxed)] == [False, False, True]
+    assert len({uniform, mixed, relaxed, BatchDescriptor.decode(4, 3, num_loras=1)}) == 4
+    with pytest.raises(ConfigError, match="not uniform"):
+        mixed.padded_to(8)
+
+
+def test_every_request_brings_a_token() -> None:
+    with pytest.raises(ConfigError, match="5 requests need at least a token each"):
+        BatchDescriptor.mixed(4, 5)
