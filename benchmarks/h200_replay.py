@@ -62,7 +62,7 @@ def main() -> int:
     runner = graphs.core.runner
     runner.buffers.reset()
     key = BatchDescriptor.decode(16)
-    recording = runner._graphs[key].recording
+    recording = runner.graph(key).recording
     names = {"temperature": [0.0] * ROWS, "top_k": [0] * ROWS, "top_p": [1.0] * ROWS, "seed": list(range(ROWS))}
     figures = {
         "launch of one graph (`replay()`)": host_seconds(recording.replay),

@@ -128,17 +128,17 @@ def make_runner(device: torch.device, config: GraphConfig) -> GraphRunner:
 
 
 def test_a_runner_tells_the_nodes_of_a_batch(platform: Platform) -> None:
-    runner = make_runner(platform.device, GraphConfig.preset("FULL", ladder=Ladder.explicit([2, 8])))
+    runner = make_runner(platform.device, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2, 8])))
     runner.capture()
     nodes = runner.graph_nodes(5)
     assert Counter(node.region for node in nodes)["double"] == 1
     key = BatchDescriptor.decode(8)
-    assert nodes == runner._graphs[key].recording.nodes()
+    assert nodes == runner.graph(key).recording.nodes()
     with pytest.raises(InputError, match="9 requests"):
         runner.graph_nodes(9)
 
 
 def test_a_batch_without_a_graph_says_why(platform: Platform) -> None:
     runner = make_runner(platform.device, GraphConfig.preset("NONE"))
-    with pytest.raises(CaptureError, match="no graph runs a batch of 3: graphs are disabled"):
+    with pytest.raises(CaptureError, match="no graph runs a batch of 3 requests: graphs are disabled"):
         runner.graph_nodes(3)

@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
-from stepgraph.runtime.breaks import graph_break
 from stepgraph.runtime.config import Debug
 from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.errors import CaptureError
@@ -108,7 +107,7 @@ def _count(number: int, what: str) -> str:
 def _record(pool: GraphPool, mode: Mode, debug: Debug, step: Callable[[], T]) -> tuple[Recording, T]:
     platform, handle = pool.platform, pool.handle
     if debug is Debug.EAGER_THROUGH_GRAPH:
-        return platform.record_breakable(graph_break(step, name="step"), handle)
+        return platform.record_eager(step)
     if debug is Debug.BREAK_EVERY_OP:
         return platform.record_breakable(step, handle, every_op=True)
     return platform.record_breakable(step, handle) if mode is Mode.BREAKABLE else platform.record(step, handle)

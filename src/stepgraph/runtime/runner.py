@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,14 +12,15 @@ import torch
 from stepgraph.runtime.audit import AddressAudit, Watchable
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress, describe
+from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
 from stepgraph.runtime.capture_guard import no_captures, refuse_capture_while_serving
 from stepgraph.runtime.config import Debug, GraphConfig
-from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, Reason, cliffs
+from stepgraph.runtime.dispatch import Decision, Mode, Reason
 from stepgraph.runtime.errors import CaptureError, ConfigError
+from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.nodes import GraphNode
-from stepgraph.runtime.outputs import StepOutput, Unit, named_outputs, real_rows
+from stepgraph.runtime.outputs import StepOutput, named_outputs
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import record_keys, require_fit
 from stepgraph.runtime.stats import Stats
@@ -69,19 +71,18 @@ class GraphRunner:
             raise ConfigError(f"a pool on {self.pool.platform.device} for buffers on {buffers.device}")
         self.buffers = buffers
         self.config = config
-        self.state = dict(state or {})
+        self.state: Mapping[str, torch.Tensor] = {} if state is None else state
         self.stats = Stats()
         self._step = step
         self._request_slots = config.prefill.max_requests
-        self._graphs: dict[BatchDescriptor, CapturedGraph] = {}
-        self._units: dict[str, Unit] = {}
-        self._dispatcher = Dispatcher(config, buffers.max_requests, {})
-        self._lent: dict[Decision, dict[str, torch.Tensor]] = {}
+        self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._live = LiveBatches(buffers)
         self._step_count = 0
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
         self._audit = AddressAudit()
         self._check: Callable[[], None] | None = None  # before each replay, once something is watched
+        if state is not None:
+            self.watch(state, "state")
 
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         """Record every key of the configuration. With graphs disabled there is nothing to do.
@@ -144,12 +145,12 @@ class GraphRunner:
             if num_requests is None:
                 num_requests = self._live.infer_requests(inputs)
             batch = self._live.get(num_requests, query_len, num_tokens, num_loras)
-            decision = self._dispatcher.dispatch(batch)
+            decision = self._graphs.dispatcher.dispatch(batch)
             replays = decision.mode is not Mode.EAGER
             if replays and self._check is not None:
                 self._check()
             self.buffers.stage(batch, decision.key, inputs, self._request_slots)
-            tensors = self._replay(decision) if replays else self._run_eager(decision)
+            tensors = self._graphs.replay(decision) if replays else self._run_eager(decision)
             self.stats.record(decision)
             self._step_count += 1
             return StepOutput(tensors, decision, None if self.config.debug is Debug.OFF else self._lease())
@@ -158,13 +159,11 @@ class GraphRunner:
 
     def coverage(self, query_len: int = 1) -> list[Decision]:
         """The route of every uniform batch from 1 to what the buffers hold, known before the first request."""
-        return self._dispatcher.coverage(
-            min(self.buffers.max_requests, self.buffers.max_tokens // query_len), query_len
-        )
+        return self._graphs.coverage(query_len)
 
     def coverage_mixed(self) -> list[Decision]:
         """The route of every other batch, of one request and 1 to as many tokens as the buffers hold."""
-        return self._dispatcher.coverage_mixed(self.buffers.max_tokens)
+        return self._graphs.coverage_mixed()
 
     def graph(self, batch: BatchDescriptor | int) -> CapturedGraph:
         """The graph of a key, or the one that runs a batch; a number is that many requests of one token each.
@@ -173,16 +172,7 @@ class GraphRunner:
             CaptureError: no graph runs it; says why.
             InputError: more requests or tokens than the buffers hold.
         """
-        if isinstance(batch, int):
-            batch = self._live.get(batch)
-        if batch in self._graphs:
-            return self._graphs[batch]
-        if batch.num_reqs is None:
-            raise CaptureError(f"no graph of {describe(batch)} was captured")
-        decision = self._dispatcher.dispatch(batch)
-        if decision.mode is Mode.EAGER:
-            raise CaptureError(f"no graph runs a batch of {describe(batch)}: {decision.detail}")
-        return self._graphs[decision.key]
+        return self._graphs.find(self._live.get(batch) if isinstance(batch, int) else batch)
 
     def graph_nodes(self, batch: BatchDescriptor | int) -> list[GraphNode]:
         """What the graph of a key or batch consists of: every node with the region that recorded it.
@@ -193,6 +183,10 @@ class GraphRunner:
         """
         return self.graph(batch).recording.nodes()
 
+    def break_costs(self) -> dict[str, BreakTotal]:
+        """What each break has cost the host so far, by name. The device's side: `graph(...).recording.measure()`."""
+        return self._graphs.break_costs()
+
     def release(self) -> None:
         """Wait for the device, then give the graphs and their pool back; steps run eagerly until `capture()`.
 
@@ -200,30 +194,20 @@ class GraphRunner:
             ReplayError: another thread is in a step.
         """
         with self.pool.alone():
-            self.buffers.platform.synchronize()
-            for graph in self._graphs.values():
-                graph.recording.release()
-            self._graphs = {}
-            self._lent = {}
-            self._dispatcher = Dispatcher(self.config, self.buffers.max_requests, {})
+            self._graphs.release()
+            self._graphs = Graphs(self.config, self.buffers, CaptureReport(), {})
             self._audit.forget()
             self.pool.renew()
 
     def _capture(self, progress: Progress | None) -> CaptureReport:
         if self._graphs:
             raise CaptureError("captured already; call release() first")
-        report, self._units = record_keys(self.config, self.buffers, self.pool, self._run, progress)
-        self._graphs = report.graphs
-        modes = {key: graph.mode for key, graph in report.graphs.items()}
-        self._dispatcher = Dispatcher(self.config, self.buffers.max_requests, modes, report.dropped)
+        report, units = record_keys(self.config, self.buffers, self.pool, self._run, progress)
+        self._graphs = Graphs(self.config, self.buffers, report, units)
         self._audit.remember()
-        self._tell_cliffs()
-        return report
-
-    def _tell_cliffs(self) -> None:
-        routes = [self.coverage(query_len) for query_len in self.config.decode.query_lens]
-        for cliff in (sentence for coverage in (*routes, self.coverage_mixed()) for sentence in cliffs(coverage)):
+        for cliff in self._graphs.cliffs():
             _log.warning("%s", cliff)
+        return report
 
     def _run(self, batch: BatchDescriptor) -> Any:
         """The step itself, on the rows of a batch or key."""
@@ -232,22 +216,12 @@ class GraphRunner:
             return self._step(**views)
         return self._step(**views, num_loras=batch.num_loras)
 
-    def _replay(self, decision: Decision) -> dict[str, torch.Tensor]:
-        graph = self._graphs[decision.key]
-        graph.recording.replay()
-        lent = self._lent.get(decision)
-        if lent is None:
-            lent = real_rows(graph.outputs, self._units, decision.batch)
-            if decision.key.is_uniform:  # of mixed batches there are too many
-                self._lent[decision] = lent
-        return lent
-
     def _run_eager(self, decision: Decision) -> dict[str, torch.Tensor]:
         told = (decision.reason, decision.batch.is_uniform)
         if told not in self._told and decision.reason is not Reason.DISABLED:
             self._told.add(told)
             _log.warning("a step runs eagerly (%s): %s", decision.reason, decision.detail)
-        with torch.no_grad(), no_captures():
+        with torch.no_grad(), no_captures() if self._graphs else nullcontext():
             return named_outputs(self._run(decision.key))
 
     def _lease(self) -> Callable[[], str | None]:

@@ -1,0 +1,99 @@
+"""What a capture leaves: the graphs, the routes to them, and where their outputs lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.breakable import BreakableRecording
+from stepgraph.runtime.buffers import StaticBuffers
+from stepgraph.runtime.capture import CapturedGraph, CaptureReport, describe
+from stepgraph.runtime.config import GraphConfig
+from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, cliffs
+from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.outputs import Unit, real_rows
+
+
+@dataclass
+class BreakTotal:
+    """What a break has cost the host so far. calls: at replays, of all graphs."""
+
+    calls: int = 0
+    host_seconds: float = 0.0
+
+
+class Graphs:
+    """The graphs of one capture, or none.
+
+    units: what the rows of each output count.
+    """
+
+    def __init__(
+        self, config: GraphConfig, buffers: StaticBuffers, report: CaptureReport, units: Mapping[str, Unit]
+    ) -> None:
+        self.by_key = report.graphs
+        modes = {key: graph.mode for key, graph in report.graphs.items()}
+        self.dispatcher = Dispatcher(config, buffers.max_requests, modes, report.dropped)
+        self.units = units
+        self._config, self._buffers = config, buffers
+        self._lent: dict[Decision, dict[str, torch.Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.by_key)
+
+    def replay(self, decision: Decision) -> dict[str, torch.Tensor]:
+        """Run a staged batch; returns the real rows of its outputs."""
+        graph = self.by_key[decision.key]
+        graph.recording.replay()
+        lent = self._lent.get(decision)
+        if lent is None:
+            lent = real_rows(graph.outputs, self.units, decision.batch)
+            if decision.key.is_uniform:  # of mixed batches there are too many
+                self._lent[decision] = lent
+        return lent
+
+    def find(self, batch: BatchDescriptor) -> CapturedGraph:
+        """The graph of a key, or the one that runs a batch.
+
+        Raises:
+            CaptureError: there is none; says why.
+        """
+        if batch in self.by_key:
+            return self.by_key[batch]
+        if batch.num_reqs is None:
+            raise CaptureError(f"no graph of {describe(batch)} was captured")
+        decision = self.dispatcher.dispatch(batch)
+        if decision.mode is Mode.EAGER:
+            raise CaptureError(f"no graph runs a batch of {describe(batch)}: {decision.detail}")
+        return self.by_key[decision.key]
+
+    def coverage(self, query_len: int) -> list[Decision]:
+        buffers = self._buffers
+        return self.dispatcher.coverage(min(buffers.max_requests, buffers.max_tokens // query_len), query_len)
+
+    def coverage_mixed(self) -> list[Decision]:
+        return self.dispatcher.coverage_mixed(self._buffers.max_tokens)
+
+    def cliffs(self) -> list[str]:
+        """What falls off a ladder, in sentences."""
+        routes = [self.coverage(query_len) for query_len in self._config.decode.query_lens]
+        return [sentence for coverage in (*routes, self.coverage_mixed()) for sentence in cliffs(coverage)]
+
+    def break_costs(self) -> dict[str, BreakTotal]:
+        totals: dict[str, BreakTotal] = {}
+        for graph in self.by_key.values():
+            if isinstance(graph.recording, BreakableRecording):
+                for a_break in graph.recording.breaks:
+                    total = totals.setdefault(a_break.name, BreakTotal())
+                    total.calls += a_break.calls
+                    total.host_seconds += a_break.host_seconds
+        return totals
+
+    def release(self) -> None:
+        """Give back what the recordings hold, once the device is done."""
+        self._buffers.platform.synchronize()
+        for graph in self.by_key.values():
+            graph.recording.release()
