@@ -21,6 +21,8 @@ _BAKED_IN = (bool, int, float, str)
 class Break:
     """A function that runs eagerly at every replay, on the addresses that its tensors had at the recording.
 
+    calls, host_seconds: of its replays so far, together. inference: whether it was recorded in inference mode.
+
     Tensors among the arguments are frozen; other arguments are the same objects as then, and what the function reads
     by itself it reads afresh.
 
@@ -34,6 +36,7 @@ class Break:
         self.name = name
         self.calls = 0
         self.host_seconds = 0.0
+        self.inference = torch.is_inference_mode_enabled()
         self._function = function
         self._args, self._kwargs = args, kwargs
         self._held, self._spec = tree_flatten(result)
@@ -76,18 +79,26 @@ class Break:
 class BreakableRecording:
     """A recorded step with breaks. A replay launches segment, function, segment, …, on the current stream.
 
-    parts: in the order in which they run. clock: measures what breaks cost the device, where that is not the host.
+    parts: in the order in which they run.
+    clock: makes one that measures what breaks cost the device, where that is not the host.
+    kept: recordings that only have to live as long.
     """
 
-    def __init__(self, parts: Sequence[Recording | Break], clock: DeviceClock | None = None) -> None:
+    def __init__(
+        self,
+        parts: Sequence[Recording | Break],
+        clock: Callable[[], DeviceClock] | None = None,
+        kept: Sequence[Recording] = (),
+    ) -> None:
         self._parts = list(parts)
         self._clock = clock
-        # Tensors of inference mode may be written in inference mode only.
-        self._mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+        self._kept = kept
         self._calls: list[Callable[[], None]] | None = [
             part if isinstance(part, Break) else part.replay for part in self._parts
         ]
         self.breaks = [part for part in self._parts if isinstance(part, Break)]
+        # Tensors of inference mode may be written in inference mode only.
+        self._mode = torch.inference_mode if any(b.inference for b in self.breaks) else torch.no_grad
 
     @property
     def num_nodes(self) -> int | None:
@@ -137,15 +148,16 @@ class BreakableRecording:
         counted = [(a_break.calls, a_break.host_seconds) for a_break in self.breaks]
         parts = list(zip(self._calls, self._parts, strict=True))
         steps = [(call, part if isinstance(part, Break) else None) for call, part in parts]
+        clock = None if self._clock is None else self._clock()
         with self._mode():
-            rounds = [measure_once(steps, self._clock) for _ in range(repeats)]
+            rounds = [measure_once(steps, clock) for _ in range(repeats)]
         for a_break, (calls, seconds) in zip(self.breaks, counted, strict=True):
             a_break.calls, a_break.host_seconds = calls, seconds
         return median_costs([a_break.name for a_break in self.breaks], rounds)
 
     def release(self) -> None:
         """Give back what segments and breaks hold. The recording cannot be replayed afterwards."""
-        for segment in self._segments():
+        for segment in (*self._segments(), *self._kept):
             segment.release()
         self._parts = [part for part in self._parts if not isinstance(part, Break)]  # their nodes() say "released"
         self._calls, self.breaks = None, []

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 
-from stepgraph.runtime.errors import CaptureError, ConfigError, ReplayError, StepgraphError
-from stepgraph.runtime.nodes import GraphNode
-from stepgraph.runtime.platforms.cuda_walk import NewNodes, load_driver, walk
-from stepgraph.runtime.platforms.source_line import raising_line
-from stepgraph.runtime.regions import RegionLog, logging_regions
+from stepgraph.runtime.breakable import BreakableRecording
+from stepgraph.runtime.capture_guard import refuse_capture_while_serving
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms.cuda_segments import CudaRecording, CudaSegments
+from stepgraph.runtime.platforms.segments import record_segments, record_whole
+from stepgraph.runtime.regions import logging_regions
 
 T = TypeVar("T")
+
+_STREAMS_OF_A_PRIORITY = 32  # torch's kStreamsPerPool
+_CYCLES_A_SECOND = 2.0e9  # of the device's clock; more than an H200 reaches
 
 
 def why_unavailable() -> str | None:
@@ -26,34 +30,23 @@ def why_unavailable() -> str | None:
     return None
 
 
-class CudaRecording:
-    """One instantiated graph, and the captured one that it was made from.
+class CudaClock:
+    """Events on the stream that is current now."""
 
-    regions: of its nodes by handle; None where nothing could note them.
-    """
+    def __init__(self) -> None:
+        self._stream = torch.cuda.current_stream()
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, regions: Mapping[int, str] | None) -> None:
-        self._graph: torch.cuda.CUDAGraph | None = graph
-        self._regions = regions
-        self.num_nodes: int | None = None if regions is None else len(regions)
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
-    def replay(self) -> None:
-        if self._graph is None:
-            raise ReplayError("this graph was released; capture again before replaying it")
-        self._graph.replay()
+    def hold(self, seconds: float) -> None:
+        torch.cuda._sleep(int(seconds * _CYCLES_A_SECOND))
 
-    def nodes(self) -> list[GraphNode]:
-        if self._graph is None:
-            raise CaptureError("this graph was released; capture again before reading its nodes")
-        driver = load_driver()
-        if driver is None or self._regions is None:
-            raise CaptureError("reading a graph's nodes needs cuda.bindings; pip install cuda-bindings, then capture")
-        return walk(driver, self._graph.raw_cuda_graph(), self._regions)
-
-    def release(self) -> None:
-        if self._graph is not None:
-            self._graph.reset()
-            self._graph = None
+    def elapsed_us(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1e3
 
 
 class PinnedRing:
@@ -98,6 +91,12 @@ class CudaPlatform:
         index = torch.device(device).index
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self._stream = torch.cuda.Stream(self.device)
+        # All that torch hands out: it does so in turn from a fixed number, so a full round leaves the turn as it was.
+        self._side_streams = [
+            torch.cuda.Stream(self.device, priority=priority)
+            for priority in (0, -1)
+            for _ in range(_STREAMS_OF_A_PRIORITY)
+        ]
 
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
@@ -111,27 +110,22 @@ class CudaPlatform:
         return result
 
     def record(self, step: Callable[[], T], pool: Any) -> tuple[CudaRecording, T]:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)  # costs host memory only, and its nodes can be read later
-        driver = load_driver()
-        log = None if driver is None else RegionLog(NewNodes(driver, self._stream.cuda_stream))
-        current = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                with logging_regions(log):
-                    result = step()
-            except BaseException as error:
-                self._abandon(graph, pool)
-                raise _as_capture_error(error) from error
-            try:
-                graph.capture_end()
-                graph.instantiate()
-            except RuntimeError as error:
-                self._abandon(graph, pool)
-                raise _as_capture_error(error) from error
-        current.wait_stream(self._stream)
-        return CudaRecording(graph, None if log is None else log.regions), result
+        with self._capturing(pool) as segments:
+            segments.open()
+            result = step()
+            recording = segments.finish()
+        return recording, result
+
+    def record_breakable(
+        self, step: Callable[[], T], pool: Any, *, every_op: bool = False
+    ) -> tuple[BreakableRecording, T]:
+        with self._capturing(pool) as segments:
+            parts, result = record_segments(segments, step, every_op=every_op)
+        return BreakableRecording(parts, CudaClock, segments.kept), result
+
+    def record_eager(self, step: Callable[[], T]) -> tuple[BreakableRecording, T]:
+        refuse_capture_while_serving()
+        return record_whole(step, CudaClock)
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> PinnedRing:
         return PinnedRing(host, slab)
@@ -139,23 +133,20 @@ class CudaPlatform:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-        """End a failed capture, so that the stream, the allocator and the pool are as before it."""
-        try:
-            graph.capture_end()
-        except RuntimeError:
-            # The driver refused to end it; older torch then leaves the allocator routed to the pool.
-            with contextlib.suppress(RuntimeError):  # newer torch has ended it already
-                torch._C._cuda_endAllocateToPool(self.device.index, pool)
-        graph.reset()
-
-
-def _as_capture_error(error: BaseException) -> BaseException:
-    """CUDA's refusals name no line; ours do. Everything else stays what it was."""
-    if isinstance(error, torch.OutOfMemoryError | StepgraphError) or not isinstance(error, RuntimeError):
-        return error
-    text = str(error)
-    if "captur" not in text.lower():
-        return error
-    what = text.strip().splitlines()[0]
-    return CaptureError(f"capture refused: {what} (at {raising_line(error.__traceback__)})")
+    @contextlib.contextmanager
+    def _capturing(self, pool: Any) -> Iterator[CudaSegments]:
+        """Around a step that is captured; cleans up after an error."""
+        refuse_capture_while_serving()
+        segments = CudaSegments(self._stream, pool, self._side_streams)
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            try:
+                with logging_regions(segments.log):
+                    yield segments
+            except BaseException as error:
+                refused = segments.abandon(error)
+                if refused is error:
+                    raise
+                raise refused from error
+        current.wait_stream(self._stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,12 +10,9 @@ import torch
 
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import Dependency, Extent, GraphNode
-
-Edge = tuple[int, int, bool]
-"""(handle of a node, handle of one that waits for it, whether programmatically)"""
+from stepgraph.runtime.platforms.cuda_driver import Edge, dependencies, edges
 
 _CAPTURE_ACTIVE = 1
-_PROGRAMMATIC = 1
 _demangle: Callable[[str], str] = getattr(torch._C, "_demangle", str)
 
 
@@ -35,21 +31,37 @@ class NewNodes:
     Handles are compared, since the driver promises no order. Nothing once the capture is broken.
     """
 
-    def __init__(self, driver: Any, stream: int) -> None:
+    def __init__(self, driver: Any, stream: int, dependencies_of: Callable[[int], list[int]] = dependencies) -> None:
         self._driver, self._stream = driver, stream
         # cuda.bindings 12 has the form that understands programmatic edges under another name
         self._info = getattr(driver, "cuStreamGetCaptureInfo_v3", driver.cuStreamGetCaptureInfo)
+        self._dependencies_of = dependencies_of
         self._seen: set[int] = set()
 
     def __call__(self) -> set[int]:
-        error, status, _, graph, *_ = self._info(self._stream)
+        error, status, _, graph, tips, *_ = self._info(self._stream)
         if int(error) or int(status) != _CAPTURE_ACTIVE:
             return set()
         _, count = _checked(self._driver.cuGraphGetNodes(graph))
-        if count == len(self._seen):
+        missing = count - len(self._seen)
+        if not missing:
             return set()
-        known, self._seen = self._seen, set(_handles(self._driver, graph))
-        return self._seen - known
+        new = self._behind(tips or ())
+        if len(new) != missing:  # the rest is on a side stream that has not rejoined yet
+            new = set(_handles(self._driver, graph)) - self._seen
+        self._seen |= new
+        return new
+
+    def _behind(self, tips: Iterable[Any]) -> set[int]:
+        """The new nodes that the stream's next one would wait for: far fewer than there are nodes."""
+        new: set[int] = set()
+        to_visit = [int(tip) for tip in tips]
+        while to_visit:
+            node = to_visit.pop()
+            if node not in self._seen and node not in new:
+                new.add(node)
+                to_visit += self._dependencies_of(node)
+        return new
 
 
 def walk(
@@ -61,7 +73,7 @@ def walk(
     entered. Raises CaptureError where the driver refuses.
     """
     nodes: list[GraphNode] = []
-    _walk(driver, graph, regions, edges_of or _edges, nodes, None)
+    _walk(driver, graph, regions, edges_of or edges, nodes, None)
     return nodes
 
 
@@ -139,30 +151,6 @@ def _handles(driver: Any, graph: Any) -> list[int]:
     _, count = _checked(driver.cuGraphGetNodes(graph))
     nodes, _ = _checked(driver.cuGraphGetNodes(graph, count))
     return [int(node) for node in nodes]
-
-
-class _EdgeData(ctypes.Structure):
-    """The driver's CUgraphEdgeData."""
-
-    _fields_ = (
-        ("from_port", ctypes.c_ubyte),
-        ("to_port", ctypes.c_ubyte),
-        ("type", ctypes.c_ubyte),
-        ("reserved", ctypes.c_ubyte * 5),
-    )
-
-
-def _edges(graph: int) -> list[Edge]:
-    """Not through cuda.bindings, which frees the edges' data before it hands them out (NVIDIA/cuda-python#1804)."""
-    get_edges = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
-    handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
-    _checked((get_edges(handle, None, None, None, ctypes.byref(count)),))
-    if not count.value:  # a single node; the driver refuses to fill arrays of no length
-        return []
-    source, target = ((ctypes.c_void_p * count.value)() for _ in range(2))
-    data = (_EdgeData * count.value)()
-    _checked((get_edges(handle, source, target, data, ctypes.byref(count)),))
-    return [(s, t, d.type == _PROGRAMMATIC) for s, t, d in zip(source, target, data, strict=True)]
 
 
 def _checked(result: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from stepgraph.runtime.break_cost import DeviceClock
 from stepgraph.runtime.breakable import Break, BreakableRecording, name_break
 from stepgraph.runtime.breaks import breaking
 from stepgraph.runtime.errors import CaptureError
@@ -56,11 +57,11 @@ def record_segments(segments: Segments, step: Callable[[], T], *, every_op: bool
     return session.parts, result
 
 
-def record_whole(step: Callable[[], T]) -> tuple[BreakableRecording, T]:
+def record_whole(step: Callable[[], T], clock: Callable[[], DeviceClock] | None = None) -> tuple[BreakableRecording, T]:
     """The whole step as one break: every replay runs its Python, and its results go where the first ones were put."""
     result = step()
     held = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor).copy_(tensor), result)
-    return BreakableRecording([Break("step", step, (), {}, held)]), held
+    return BreakableRecording([Break("step", step, (), {}, held)], clock), held
 
 
 class _Session:

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stepgraph.runtime.breakable import BreakableRecording
+from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.platforms.refusals import HostReadGuard
@@ -96,6 +97,7 @@ class TapePlatform:
         return step()
 
     def record(self, step: Callable[[], T], pool: None) -> tuple[TapeRecording, T]:
+        refuse_capture_while_serving()
         recorder = TapeRecorder()
         segments = TapeSegments(recorder)
         with recorder, HostReadGuard(lambda: False), logging_regions(segments.log):
@@ -107,6 +109,7 @@ class TapePlatform:
     def record_breakable(
         self, step: Callable[[], T], pool: None, *, every_op: bool = False
     ) -> tuple[BreakableRecording, T]:
+        refuse_capture_while_serving()
         recorder = TapeRecorder()
         segments = TapeSegments(recorder)
         with recorder, HostReadGuard(lambda: recorder.paused), logging_regions(segments.log):
@@ -115,6 +118,7 @@ class TapePlatform:
         return BreakableRecording(parts), result
 
     def record_eager(self, step: Callable[[], T]) -> tuple[BreakableRecording, T]:
+        refuse_capture_while_serving()
         return record_whole(step)
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> DirectCopy:

@@ -1,0 +1,120 @@
+"""The few questions about captures that the driver answers and torch does not ask, through ctypes.
+
+Not through cuda.bindings: that is optional, and frees the edges' data before it hands them out
+(NVIDIA/cuda-python#1804).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from stepgraph.runtime.errors import CaptureError
+
+Edge = tuple[int, int, bool]
+"""(handle of a node, handle of one that waits for it, whether programmatically)"""
+
+_CAPTURE_ACTIVE = 1
+_PROGRAMMATIC = 1
+
+
+class _EdgeData(ctypes.Structure):
+    """The driver's CUgraphEdgeData."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte),
+        ("to_port", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+@dataclass(frozen=True)
+class CaptureInfo:
+    """A capture as one of its streams sees it. tips: the nodes that the stream's next one would wait for."""
+
+    id: int
+    graph: int
+    tips: tuple[int, ...]
+
+
+def count_nodes(graph: int) -> int:
+    """How many nodes a graph has, without those inside child graphs."""
+    count = ctypes.c_size_t()
+    _checked(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    return count.value
+
+
+def edges(graph: int) -> list[Edge]:
+    """Every edge of a graph."""
+    handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
+    get_edges = _driver().cuGraphGetEdges_v2
+    _checked(get_edges(handle, None, None, None, ctypes.byref(count)))
+    if not count.value:  # a single node; the driver refuses to fill arrays of no length
+        return []
+    source, target = ((ctypes.c_void_p * count.value)() for _ in range(2))
+    data = (_EdgeData * count.value)()
+    _checked(get_edges(handle, source, target, data, ctypes.byref(count)))
+    return [(s, t, d.type == _PROGRAMMATIC) for s, t, d in zip(source, target, data, strict=True)]
+
+
+def dependencies(node: int) -> list[int]:
+    """The nodes that one waits for. None where the driver is too old to tell."""
+    handle, count = ctypes.c_void_p(node), ctypes.c_size_t()
+    get_dependencies = getattr(_driver(), "cuGraphNodeGetDependencies_v2", None)
+    if get_dependencies is None:
+        return []
+    _checked(get_dependencies(handle, None, None, ctypes.byref(count)))
+    if not count.value:
+        return []
+    nodes, data = (ctypes.c_void_p * count.value)(), (_EdgeData * count.value)()
+    _checked(get_dependencies(handle, nodes, data, ctypes.byref(count)))
+    return [node for node in nodes if node is not None]
+
+
+def capture_info(stream: int) -> CaptureInfo | None:
+    """The capture that a stream is in. None outside one, in one that is broken, or if the driver is too old to tell."""
+    get_info = getattr(_driver(), "cuStreamGetCaptureInfo_v3", None)
+    if get_info is None:
+        return None
+    status, capture, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+    tips, data, count = ctypes.POINTER(ctypes.c_void_p)(), ctypes.c_void_p(), ctypes.c_size_t()
+    outputs = [ctypes.byref(value) for value in (status, capture, graph, tips, data, count)]
+    if get_info(ctypes.c_void_p(stream), *outputs) or status.value != _CAPTURE_ACTIVE:
+        return None
+    found = tuple(tip for tip in tips[: count.value] if tip is not None)
+    return CaptureInfo(capture.value, graph.value or 0, found)
+
+
+def unjoined(stream: int, others: Iterable[int]) -> list[int]:
+    """Those of the other streams that `stream`'s capture has spread to and whose last work it does not wait for yet."""
+    main = capture_info(stream)
+    if main is None:
+        return []
+    loose: dict[int, tuple[int, ...]] = {}
+    for other in others:
+        info = capture_info(other)
+        if other != stream and info is not None and info.id == main.id and not set(info.tips) <= set(main.tips):
+            loose[other] = info.tips
+    if not loose:
+        return []
+    joined: set[int] = set()
+    to_visit = list(main.tips)
+    while to_visit:
+        node = to_visit.pop()
+        if node not in joined:
+            joined.add(node)
+            to_visit += dependencies(node)
+    return [other for other, tips in loose.items() if not joined.issuperset(tips)]
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _checked(error: int) -> None:
+    if error:
+        raise CaptureError(f"the driver cannot read this graph: error {error}")

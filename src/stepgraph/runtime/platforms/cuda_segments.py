@@ -1,0 +1,199 @@
+"""Captures a step in one graph or in several, on one stream and into one pool."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stepgraph.runtime.borrow import borrow
+from stepgraph.runtime.errors import CaptureError, ReplayError, StepgraphError
+from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms.cuda_driver import count_nodes, unjoined
+from stepgraph.runtime.platforms.cuda_walk import NewNodes, load_driver, walk
+from stepgraph.runtime.platforms.source_line import calling_line, raising_line
+from stepgraph.runtime.regions import RegionLog
+
+
+class CudaRecording:
+    """One instantiated graph, and the captured one that it was made from.
+
+    regions: of its nodes by handle; None where nothing could note them.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, regions: Mapping[int, str] | None) -> None:
+        self._graph: torch.cuda.CUDAGraph | None = graph
+        self._regions = regions
+
+    @property
+    def num_nodes(self) -> int | None:
+        return None if self._regions is None else len(self._regions)
+
+    def holds_work(self) -> bool:
+        """Whether a replay does anything."""
+        return self._graph is not None and count_nodes(self._graph.raw_cuda_graph()) > 0
+
+    def replay(self) -> None:
+        if self._graph is None:
+            raise ReplayError("this graph was released; capture again before replaying it")
+        self._graph.replay()
+
+    def nodes(self) -> list[GraphNode]:
+        if self._graph is None:
+            raise CaptureError("this graph was released; capture again before reading its nodes")
+        driver = load_driver()
+        if driver is None or self._regions is None:
+            raise CaptureError("reading a graph's nodes needs cuda.bindings; pip install cuda-bindings, then capture")
+        return walk(driver, self._graph.raw_cuda_graph(), self._regions)
+
+    def release(self) -> None:
+        if self._graph is not None:
+            self._graph.reset()
+            self._graph = None
+
+
+class CudaSegments:
+    """Makes recordings one after another; used with `stream` as the current stream.
+
+    others: the streams that a step may fork to, for the error that names one which was left behind.
+    kept: graphs without nodes. Tensors may have been made while they were captured, so the pool needs them.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream, pool: Any, others: Sequence[torch.cuda.Stream]) -> None:
+        self.kept: list[CudaRecording] = []
+        driver = load_driver()
+        self.log = None if driver is None else RegionLog(self._new_nodes)
+        self._driver = driver
+        self._stream, self._pool = stream, pool
+        self._others = {other.cuda_stream: other for other in others}
+        self._graph: torch.cuda.CUDAGraph | None = None  # the one that is being captured
+        self._nodes: NewNodes | None = None
+        self._made: list[CudaRecording] = []
+        self._results: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the break before: the place, the values
+        self._pool_ranges: list[tuple[int, int]] | None = None
+
+    def open(self) -> None:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # costs host memory only, and its nodes can be read later
+        self._nodes = None if self._driver is None else NewNodes(self._driver, self._stream.cuda_stream)
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graph = graph
+
+    def finish(self) -> CudaRecording:
+        """End the capture. What it recorded has not run."""
+        assert self._graph is not None, "open() comes first"
+        graph, regions = self._graph, None
+        if self.log is not None:
+            self.log.settle()
+            regions, self.log.regions = self.log.regions, {}
+        self._refuse_unjoined()
+        graph.capture_end()
+        self._graph = None
+        self._made.append(CudaRecording(graph, regions))
+        graph.instantiate()
+        return self._made[-1]
+
+    def close(self) -> CudaRecording | None:
+        with _empty_graphs_allowed():
+            recording = self.finish()
+        for place, values in self._results:
+            place.copy_(values)
+        self._results = []
+        self._pool_ranges = None
+        if not recording.holds_work():
+            self.kept.append(recording)
+            return None
+        recording.replay()
+        return recording
+
+    def aside(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of the pool's tensors one that leaves the memory to the segments behind; others are kept, like weights."""
+        return borrow(tensor) if _is_plain(tensor) and self._lies_in_pool(tensor) else tensor.detach()
+
+    def place(self, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not _is_plain(result):
+            return result, result
+        placed = torch.empty_like(result)  # the pool's: its memory serves later segments once the step lets go of it
+        held = borrow(placed)
+        self._results.append((held, result))
+        return placed, held
+
+    def abandon(self, error: BaseException) -> BaseException:
+        """After an error: leave the stream, the allocator and the pool as they were. Returns what to raise."""
+        if self._graph is not None:
+            error = _as_capture_error(error)
+            for other in self._unjoined():
+                self._stream.wait_stream(other)
+            self._end_failed(self._graph)
+            self._graph = None
+        self._results = []
+        if self._made:
+            self._stream.synchronize()  # segments may still run
+            for recording in self._made:
+                recording.release()
+        return error
+
+    def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            with _empty_graphs_allowed():
+                graph.capture_end()
+        except RuntimeError:
+            # The driver refused to end it; older torch then leaves the allocator routed to the pool.
+            with contextlib.suppress(RuntimeError):  # newer torch has ended it already
+                torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
+        graph.reset()
+
+    def _new_nodes(self) -> set[int]:
+        return set() if self._graph is None or self._nodes is None else self._nodes()
+
+    def _unjoined(self) -> list[torch.cuda.Stream]:
+        return [self._others[handle] for handle in unjoined(self._stream.cuda_stream, self._others)]
+
+    def _refuse_unjoined(self) -> None:
+        left_behind = self._unjoined()
+        if left_behind:
+            names = ", ".join(map(str, left_behind))
+            raise CaptureError(
+                f"capture refused: {names} left behind with work that the step's own stream does not wait for; "
+                f"call torch.cuda.current_stream().wait_stream(...) for it before a break and before the step returns "
+                f"(at {calling_line()})"
+            )
+
+    def _lies_in_pool(self, tensor: torch.Tensor) -> bool:
+        if self._pool_ranges is None:
+            self._pool_ranges = [
+                (segment["address"], segment["address"] + segment["total_size"])
+                for segment in torch.cuda.memory_snapshot(self._pool)
+                if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+            ]
+        address = tensor.untyped_storage().data_ptr()
+        return any(start <= address < stop for start, stop in self._pool_ranges)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether address, shape and strides are all there is to a tensor."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return plain and tensor.is_cuda and tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
+
+
+@contextlib.contextmanager
+def _empty_graphs_allowed() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        yield
+
+
+def _as_capture_error(error: BaseException) -> BaseException:
+    """CUDA's refusals name no line; ours do. Everything else stays what it was."""
+    if isinstance(error, torch.OutOfMemoryError | StepgraphError) or not isinstance(error, RuntimeError):
+        return error
+    text = str(error)
+    if "captur" not in text.lower():
+        return error
+    what = text.strip().splitlines()[0]
+    return CaptureError(f"capture refused: {what} (at {raising_line(error.__traceback__)})")
