@@ -9,11 +9,22 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
-from ops.oracle import Case, check, decode_lengths, make_case, run_decode, run_prefill
+from ops.oracle import (
+    MIXED_BATCHES,
+    Case,
+    check,
+    copy_into,
+    decode_lengths,
+    in_one_room,
+    make_case,
+    run_decode,
+    run_prefill,
+)
 from ops.sampling_cases import sampling_case
 
 from stepgraph.ops.attention.decode_plan import DecodeConfig
 from stepgraph.ops.attention.triton_backend import TritonAttention
+from stepgraph.ops.attention.triton_prefill import tile_rows
 from stepgraph.ops.sampling.philox import uniform_rows
 from stepgraph.ops.sampling.triton_chain import chain_triton
 from stepgraph.ops.sampling.triton_rows import uniform_from
@@ -29,11 +40,13 @@ DECODE = [  # heads, dtype, config, programs for each of ten rows and a KV head,
     ((2, 2, 16), torch.float16, AHEAD, 3, 40),
     ((4, 2, 32), torch.float16, replace(AHEAD, min_chunk=48), 6, None),
 ]
-PREFILL = [
-    ((3, 1, 64), torch.float32, None),
-    ((2, 1, 80), torch.float16, None),
-    ((2, 1, 32), torch.float32, 20),
-    ((2, 1, 64), torch.float32, 100),
+PREFILL = [  # heads, dtype, rows of a program, multiprocessors that lead to them, window
+    ((3, 1, 64), torch.float32, 32, 1, None),
+    ((8, 2, 80), torch.float16, 16, 1000, None),
+    ((7, 1, 128), torch.float16, 128, 1, 20),
+    ((8, 1, 64), torch.float32, 32, 50, 100),
+    ((2, 2, 64), torch.float16, 16, 1000, 40),
+    ((20, 1, 16), torch.float16, 32, 1000, None),
 ]
 
 
@@ -64,10 +77,34 @@ def decode_as_a_row_grows() -> None:
 
 
 def prefill() -> None:
-    lengths, queries = [1, 17, 40, 300, 0, 33, 65], [1, 17, 8, 150, 0, 0, 65]
-    for seed, (heads, dtype, window) in enumerate(PREFILL):
+    lengths, queries = [0, 1, 15, 16, 17, 40, 150, 33, 0, 65, 0], [0, 1, 15, 16, 1, 8, 17, 0, 0, 65, 0]
+    for seed, (heads, dtype, rows, num_sms, window) in enumerate(PREFILL):
         case = make_case(lengths, queries, heads=heads, dtype=dtype, seed=seed, tail_tokens=3, window=window)
-        check(run_prefill(attention(case, SMALL, 1), case), case)
+        assert tile_rows(len(case.q), case.shape, case.q.element_size(), num_sms) == rows
+        check(run_prefill(attention(case, SMALL, num_sms), case), case)
+
+
+def prefill_as_the_batch_changes() -> None:
+    """The launch is the same for all; everything else changes in place."""
+    for heads, window, num_sms in (((6, 2, 32), None, 1), ((4, 1, 24), 33, 1000)):
+        held, *others = in_one_room(MIXED_BATCHES, tokens=48, requests=12, heads=heads, window=window)
+        backend = attention(held, SMALL, num_sms)
+        check(run_prefill(backend, held), held)
+        for case in others:
+            copy_into(held, case)
+            check(run_prefill(backend, held), case)
+
+
+def prefill_of_few_among_many_slots() -> None:
+    queries = [4 * (slot % 30 == 29) for slot in range(300)]
+    case = make_case([5 * query for query in queries], queries, heads=(2, 1, 16), tail_tokens=1)
+    check(run_prefill(attention(case, SMALL, 1000), case), case)
+
+
+def prefill_of_one_token() -> None:
+    for length, tail in ((0, 1), (1, 0), (17, 0), (300, 0)):
+        case = make_case([length], [1 - tail], heads=(4, 2, 32), tail_tokens=tail)
+        check(run_prefill(attention(case, SMALL, 28), case), case)
 
 
 @triton.jit
@@ -100,5 +137,8 @@ if __name__ == "__main__":
     decode()
     decode_as_a_row_grows()
     prefill()
+    prefill_as_the_batch_changes()
+    prefill_of_few_among_many_slots()
+    prefill_of_one_token()
     uniforms()
     sampling()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -15,6 +15,16 @@ BLOCK_SIZE = 16
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 HEAD_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 7e-3}
 """Of a whole head, relative to its length. One token of 8192 left out is 1e-2."""
+
+
+MIXED_BATCHES = [  # lengths and query lengths, for 48 tokens of 12 requests
+    ([0, 1, 15, 16, 17], [0, 1, 15, 16, 16]),
+    ([48], [48]),
+    ([0, 100, 0, 0, 33, 17, 0], [0, 17, 0, 0, 1, 15, 0]),
+    ([1, 16, 17, 64, 65, 0, 150, 33, 2, 15, 128, 90], [1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1]),
+    ([], []),
+    ([150, 33], [40, 1]),
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,8 @@ def make_case(
 ) -> Case:
     """Scatter rows over shuffled blocks. `query_lens` None: decode, one query per row. `heads`: query, KV, size.
 
-    NaN is all that no query sees: block 0, a block of nobody's, slots past a row's end, tokens before its window.
+    NaN is all that no query sees: block 0, a block of nobody's, slots past a row's end, tokens before its window. So
+    are the `tail_tokens` queries past the last request's.
     """
     num_heads, kv_heads, head_dim = heads
     rng, noise = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -72,14 +83,55 @@ def make_case(
             tokens = torch.randn(3, 2, max(0, held - first), kv_heads, head_dim, generator=noise)
             cache[block, :, :, first:held] = tokens.to(dtype)
     starts = list(accumulate(queries, initial=0))
+    q = torch.randn(starts[-1] + tail_tokens, num_heads, head_dim, generator=noise).to(dtype)
+    q[starts[-1] :] = float("nan")
     return Case(
-        q=torch.randn(starts[-1] + tail_tokens, num_heads, head_dim, generator=noise).to(dtype),
+        q=q,
         kv=cache[:, 1],
         block_tables=tables,
         seq_lens=torch.tensor(list(seq_lens), dtype=torch.int32),
         query_start=torch.tensor(starts, dtype=torch.int32),
         window=window,
     )
+
+
+def in_one_room(
+    batches: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    tokens: int,
+    requests: int,
+    heads: tuple[int, int, int] = (6, 2, 32),
+    dtype: torch.dtype = torch.float32,
+    window: int | None = None,
+) -> list[Case]:
+    """Batches (lengths, query lengths) in tensors of the same sizes, as one capture has them.
+
+    Requests left over have no tokens, and every second of them has a length and a table of NaN for it.
+    """
+    cases = [
+        make_case(*batch, heads=heads, dtype=dtype, seed=seed, tail_tokens=tokens - sum(batch[1]), window=window)
+        for seed, batch in enumerate(batches)
+    ]
+    blocks, width = max(len(case.kv) for case in cases), max(case.block_tables.shape[1] for case in cases)
+    placed = []
+    for case in cases:
+        kv = torch.full((blocks, 3, *case.kv.shape[1:]), float("nan"), dtype=dtype)[:, 1]
+        kv[: len(case.kv)] = case.kv
+        tables = torch.zeros(requests, width, dtype=torch.int32)
+        tables[: len(case.block_tables), : case.block_tables.shape[1]] = case.block_tables
+        lengths = torch.zeros(requests, dtype=torch.int32)
+        lengths[: len(case.seq_lens)] = case.seq_lens
+        lengths[len(case.seq_lens) :: 2] = 7 * (len(case.seq_lens) > 0)
+        starts = case.query_start[-1].repeat(requests + 1)
+        starts[: len(case.query_start)] = case.query_start
+        placed.append(replace(case, kv=kv, block_tables=tables, seq_lens=lengths, query_start=starts))
+    return placed
+
+
+def copy_into(held: Case, case: Case) -> None:
+    """Change everything in place, as between two replays."""
+    for name in ("q", "kv", "block_tables", "seq_lens", "query_start"):
+        getattr(held, name).copy_(getattr(case, name))
 
 
 def expected(case: Case) -> torch.Tensor:
@@ -129,9 +181,19 @@ def run_decode(backend: AttentionBackend, case: Case) -> torch.Tensor:
 def run_prefill(backend: AttentionBackend, case: Case) -> torch.Tensor:
     """Tokens past the last request's start out as 0, which is what `expected` says of them."""
     out = torch.zeros_like(case.q)
-    longest = int(case.query_start.diff().max())
-    backend.prefill(case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out, max_query_len=longest)
+    backend.prefill(case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out)
     return out
+
+
+def mixed_batch(rng: random.Random, *, tokens: int, requests: int, longest: int) -> tuple[list[int], list[int]]:
+    """Lengths and query lengths of some requests that fit: unused slots, single tokens, prompts and chunks."""
+    lengths, queries = [], []
+    for _ in range(rng.randint(1, requests)):
+        left = tokens - sum(queries)
+        query = min(left, rng.choice([0, 1, 1, 1, 15, 16, 17, 64, 65, left]))
+        queries.append(query)
+        lengths.append(query and min(longest, query + rng.choice([0, 0, 1, 15, 16, 17, 300, longest])))
+    return lengths, queries
 
 
 def decode_lengths(rng: random.Random) -> list[int]:

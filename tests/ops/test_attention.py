@@ -1,4 +1,4 @@
-"""The attention contract: the torch reference, errors and selection. The Triton kernels: test_attention_gpu.py."""
+"""The attention contract: the torch reference, errors and selection. The Triton kernels: test_attention*_gpu.py."""
 
 import random
 from dataclasses import replace
@@ -7,7 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops.oracle import Case, check, decode_lengths, make_case, run_decode, run_prefill
+from ops.oracle import (
+    MIXED_BATCHES,
+    Case,
+    check,
+    copy_into,
+    decode_lengths,
+    in_one_room,
+    make_case,
+    run_decode,
+    run_prefill,
+)
 
 from stepgraph.ops.attention import AttentionBackend, AttentionShape, available_backends, get_backend, select
 from stepgraph.ops.attention.gather import PlanMemo, _group_by_length
@@ -165,6 +175,30 @@ def test_a_tape_holds_decode_as_one_record_and_replays_it_for_new_lengths() -> N
         out.fill_(float("nan"))
         tape.replay()
         check(out, case)
+
+
+def test_a_tape_holds_prefill_as_one_record_and_replays_it_for_other_batches() -> None:
+    """Also where slots without new tokens, or none at all, stand between the others."""
+    held, *others = in_one_room(MIXED_BATCHES, tokens=48, requests=12)
+    out = torch.empty_like(held.q)
+    backend = backend_for(held)
+    with torch.inference_mode():
+        tape, _ = TapePlatform().record(
+            lambda: backend.prefill(held.q, held.kv, held.block_tables, held.seq_lens, held.query_start, out), None
+        )
+    assert tape.num_nodes == 1
+    for case in (*others, *reversed(others)):
+        copy_into(held, case)
+        out.zero_()
+        tape.replay()
+        check(out, case)
+
+
+def test_prefill_leaves_padding_as_it_is() -> None:
+    case = make_case([17, 40], [17, 3], tail_tokens=4)
+    out = torch.full_like(case.q, 3.0)
+    backend_for(case).prefill(case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out)
+    assert (out[20:] == 3.0).all()
 
 
 # --- errors and selection

@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU against float64: no length is frozen in a capture, and nothing stale is read.
+"""Triton decode on a GPU against float64: no length is frozen in a capture, and nothing stale is read.
 
 Every cache here holds NaN in block 0, in a block that nobody owns, in every unused slot and before every window.
 """
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from ops.oracle import Case, check, decode_lengths, expected, make_case, run_decode, run_prefill
+from ops.captured import capture
+from ops.oracle import Case, check, decode_lengths, expected, make_case, run_decode
 
-from stepgraph.ops.attention import get_backend
 from stepgraph.ops.attention.decode_plan import DecodeConfig
 from stepgraph.runtime.errors import InputError
 from stepgraph.runtime.support import AttentionCGSupport
@@ -71,9 +71,6 @@ def stack() -> list[tuple[Case, torch.Tensor]]:
     """Four layers of the shape of an 8B model."""
     layers = [make_case([8192, 700, 0, 3000], heads=(32, 8, 128), dtype=torch.bfloat16, seed=i) for i in range(4)]
     return [(layer.to("cuda"), expected(layer)) for layer in layers]
-
-
-# --- decode
 
 
 @pytest.mark.parametrize(
@@ -194,54 +191,3 @@ def test_with_pdl_the_newest_token_may_come_from_a_kernel_that_ends_late(make: M
         staged_kv.neg_()
         graph.replay()
         check(out, case)
-
-
-# --- prefill
-
-
-@pytest.mark.parametrize("heads", [(9, 3, 64), (8, 1, 128)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 1, 40, 100])
-def test_prefill(make: Maker, heads: tuple[int, int, int], dtype: torch.dtype, window: int | None) -> None:
-    lengths, queries = [1, 17, 40, 300, 0, 33, 129], [1, 17, 8, 200, 0, 0, 129]
-    case = make_case(lengths, queries, heads=heads, dtype=dtype, tail_tokens=3, window=window).to("cuda")
-    check(run_prefill(make(case), case), case)
-
-
-def test_captured_prefill_is_right_for_a_uniform_batch(make: Maker) -> None:
-    """Speculative verification: every request has four new tokens, whatever its length."""
-    case = make_case([300, 65, 4, 17], [4, 4, 4, 4], heads=(9, 3, 64)).to("cuda")
-    backend = make(case)
-    assert backend.support is AttentionCGSupport.UNIFORM_BATCH
-    out = torch.empty_like(case.q)
-
-    def step() -> None:
-        backend.prefill(case.q, case.kv, case.block_tables, case.seq_lens, case.query_start, out, max_query_len=4)
-
-    graph = capture(step)
-    for lengths in ([4, 4, 4, 4], [300, 65, 4, 17], [64, 33, 4, 5]):
-        case.seq_lens.copy_(torch.tensor(lengths))
-        out.zero_()
-        graph.replay()
-        check(out, case)
-
-
-@pytest.mark.parametrize("name", ["reference", "triton"])
-def test_both_backends_run_eagerly(name: str) -> None:
-    for window in (None, 30):
-        case = make_case([40, 0, 17, 300], heads=(9, 3, 64), window=window).to("cuda")
-        check(run_decode(get_backend(name, "cuda", case.shape), case), case)
-        case = make_case([40, 17, 300], [3, 17, 70], heads=(9, 3, 64), window=window).to("cuda")
-        check(run_prefill(get_backend(name, "cuda", case.shape), case), case)
-
-
-def capture(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()  # compiles the kernel, which a capture must not
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph

@@ -93,13 +93,14 @@ class AttentionBackend(Protocol):
         seq_lens: torch.Tensor,
         query_start: torch.Tensor,
         out: torch.Tensor,
-        *,
-        max_query_len: int,
     ) -> None:
-        """Attend with several new tokens per request, causally. `q` and `out` are [tokens, num_heads, head_dim].
+        """Attend with any number of new tokens per request, causally. `q` and `out` are [tokens, num_heads, head_dim].
 
-        Request r owns tokens `query_start[r]` to `query_start[r + 1]` (int32 [requests + 1], starting at 0); its
-        token j sits at position `seq_len - query_len + j` and sees the positions up to its own. Tokens past
-        `query_start[-1]` are left as they are. `max_query_len` bounds the query lengths: a host number, since a
-        GPU must know how much to launch.
+        Request r owns tokens `query_start[r]` to `query_start[r + 1]` (int32 [requests + 1], starting at 0, never
+        falling); its token j sits at position `seq_len - query_len + j` and sees the positions up to its own.
+        A request without new tokens is an unused slot, wherever it stands: its length and table mean nothing, but
+        where no request has any, all lengths are 0. Tokens past `query_start[-1]` are padding: NaN there changes no
+        result, and their `out` is left as it is or set to 0.
+
+        With support ALWAYS, a capture fixes the numbers of tokens and requests only.
         """

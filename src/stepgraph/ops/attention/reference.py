@@ -50,8 +50,6 @@ class ReferenceAttention:
         seq_lens: torch.Tensor,
         query_start: torch.Tensor,
         out: torch.Tensor,
-        *,
-        max_query_len: int,
     ) -> None:
         torch.ops.stepgraph.reference_prefill(
             q, kv, block_tables, seq_lens, query_start, out, self._scale, self._window
@@ -98,11 +96,10 @@ def _prefill(
     starts = query_start.tolist()
     # The first of a request's queries sees the furthest back.
     reach = None if window is None else tuple(window - 1 + last - first for first, last in pairwise(starts))
-    for chunk in _plans.get(kv, block_tables, seq_lens, merge=False, reach=reach).chunks:  # one request each
+    used = seq_lens * (query_start.diff() > 0)
+    for chunk in _plans.get(kv, block_tables, used, merge=False, reach=reach).chunks:  # one request each
         assert isinstance(chunk.rows, slice)
         first, last = starts[chunk.rows.start], starts[chunk.rows.stop]
-        if first == last:
-            continue
         keys, values = units.index_select(0, chunk.index).view(2, 1, kv_heads, chunk.max_len, head_dim).unbind()
         mask = _visible(last - first, chunk.max_len, window, q.device)
         result = F.scaled_dot_product_attention(

@@ -23,8 +23,8 @@ class TritonAttention:
     """
 
     name = "triton"
-    # A captured prefill is launched for one largest query length: right for uniform batches, wasteful for mixed ones.
-    support = AttentionCGSupport.UNIFORM_BATCH
+    # Prefill too is launched by the numbers of tokens and requests alone: how they are shared is read on the device.
+    support = AttentionCGSupport.ALWAYS
     device_types: tuple[str, ...] = ("cuda",)
     pad_seq_len = 0
 
@@ -72,7 +72,9 @@ class TritonAttention:
         seq_lens: torch.Tensor,
         query_start: torch.Tensor,
         out: torch.Tensor,
-        *,
-        max_query_len: int,
     ) -> None:
-        paged_prefill(q, kv, block_tables, seq_lens, query_start, out, self.decode_plan.shape, max_query_len)
+        if q.shape[0] == seq_lens.shape[0] == 1:  # a decode row, whose context many programs share
+            self.decode(q, kv, block_tables, seq_lens, out)
+        else:
+            plan = self.decode_plan
+            paged_prefill(q, kv, block_tables, seq_lens, query_start, out, plan.shape, plan.num_sms)
