@@ -8,13 +8,14 @@ import torch
 
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.core import EngineCore
+from stepgraph.engine.graphs import graph_config
 from stepgraph.engine.kv_blocks import BLOCK_SIZE
-from stepgraph.engine.llm import graph_config
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import Request
+from stepgraph.engine.scheduler import most_tokens
 from stepgraph.ops.attention import AttentionShape, get_backend
-from stepgraph.runtime import Ladder
+from stepgraph.runtime import GraphConfig, Ladder
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -63,10 +64,23 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
     return DecoderModel(c, weights, c.max_position_embeddings)
 
 
+def tiny_graphs(
+    graphs: str | GraphConfig,
+    ladder: Ladder | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    max_num_seqs: int = 16,
+    chunk_tokens: int = 64,
+) -> GraphConfig:
+    """The configuration that `tiny_engine` takes by the same arguments."""
+    tokens = most_tokens(chunk_tokens, max_num_seqs)
+    return graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=device)  # type: ignore[arg-type]
+
+
 def tiny_engine(
     device: torch.device | str = "cpu",
     *,
-    graphs: str = "full",
+    graphs: str | GraphConfig = "full",
     max_num_seqs: int = 16,
     ladder: Ladder | None = None,
     num_blocks: int = 400,
@@ -78,7 +92,7 @@ def tiny_engine(
     core = EngineCore(
         tiny_model(device),
         get_backend(None, device, shape),
-        graph_config(graphs, ladder, max_num_seqs),
+        tiny_graphs(graphs, ladder, device=device, max_num_seqs=max_num_seqs, chunk_tokens=chunk_tokens),
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         num_blocks=num_blocks,

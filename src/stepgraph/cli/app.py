@@ -29,7 +29,13 @@ app = typer.Typer(
 
 class Graphs(StrEnum):
     FULL = "full"
+    BREAKABLE = "breakable"
     DISABLED = "disabled"
+    VLLM_NONE = "NONE"
+    VLLM_FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
+    VLLM_FULL = "FULL"
+    VLLM_PIECEWISE = "PIECEWISE"
+    VLLM_FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
 
 
 class Device(StrEnum):
@@ -68,7 +74,10 @@ def run_command(
         str | None,
         typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
     ] = None,
-    graphs: Annotated[Graphs, typer.Option(help="Replay decode steps as graphs, or run them eagerly.")] = Graphs.FULL,
+    graphs: Annotated[
+        Graphs,
+        typer.Option(help="Replay steps as graphs, as graphs around attention, or run them eagerly; or vLLM's modes."),
+    ] = Graphs.FULL,
     ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
     device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
     attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -67,26 +67,32 @@ def print_run(report: Mapping[str, Any]) -> None:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("decode steps", str(steps))
+    mixed = sum(route["steps"] for route in report["routes"] if route["kind"] == "mixed")
+    table.add_row("steps", f"{steps}: {steps - mixed} decode, {mixed} with prefill in them")
     share = f" ({rows['padded'] / (rows['real'] + rows['padded']):.1%} of all)" if rows["padded"] else ""
     table.add_row("rows", f"{rows['real']} real, {rows['padded']} padded{share}")
     table.add_row("modes", _counts(report["modes"]))
     table.add_row("reasons", _counts(report["reasons"]))
     routes = sorted(report["routes"], key=lambda route: -route["steps"])
-    for route in sorted(routes[:MAX_ROUTES], key=lambda route: -route["real"]):
-        table.add_row(f"{route['real']} → {route['padded']}", _route(route))
+    for route in sorted(routes[:MAX_ROUTES], key=lambda route: (route["kind"] == "mixed", -route["real"])):
+        unit = " tokens" if route["kind"] == "mixed" else ""
+        table.add_row(f"{route['real']} → {route['padded']}{unit}", _route(route))
     if len(routes) > MAX_ROUTES:
         rest = sum(route["steps"] for route in routes[MAX_ROUTES:])
         table.add_row("other sizes", f"{rest} steps at {len(routes) - MAX_ROUTES} sizes (--json lists them)")
     table.add_row("load", f"{seconds['load']:.2f} s ({report['model']}, {report['dtype']} on {report['device']})")
-    sizes = report["captured_sizes"]
-    table.add_row("capture", f"{seconds['capture']:.2f} s ({', '.join(map(str, sizes)) or 'no graphs'})")
-    eager = sum(rung is None for rung in report["coverage"])
-    if sizes:
-        outside = f"{eager} of them run eagerly" if eager else "each has a graph"
-        table.add_row("coverage", f"batches of 1 to {len(report['coverage'])}: {outside}")
+    captured = {"requests": report["captured_sizes"], "tokens": report["captured_tokens"]}
+    sizes = [f"{', '.join(map(str, some))} {unit}" for unit, some in captured.items() if some]
+    table.add_row("capture", f"{seconds['capture']:.2f} s ({'; '.join(sizes) or 'no graphs'})")
+    for unit, coverage in (("requests", report["coverage"]), ("tokens", report["coverage_mixed"])):
+        if captured[unit]:
+            table.add_row("coverage", f"1 to {len(coverage)} {unit}: {_covered(coverage)}")
+    for change in report["changes"]:
+        table.add_row(
+            "changed", escape(f"{change['where']}: {change['before']} → {change['after']}, {change['reason']}")
+        )
     for size, reason in report["dropped_sizes"].items():
-        table.add_row("dropped", escape(f"size {size}: {reason}"))
+        table.add_row("dropped", escape(f"{size}: {reason}"))
     table.add_row("tokens", f"{report['tokens']['prompt']} in prompts, {report['tokens']['generated']} generated")
     table.add_row("speed", f"decode {_speed(speed['decode'])}, overall {_speed(speed['overall'])}")
     Console().print(table)
@@ -94,8 +100,14 @@ def print_run(report: Mapping[str, Any]) -> None:
 
 def _route(route: Mapping[str, Any]) -> str:
     steps, padding = route["steps"], route["padded"] - route["real"]
-    padded = f", {padding} padded {'row' if padding == 1 else 'rows'} each" if padding else ""
+    unit = "token" if route["kind"] == "mixed" else "row"
+    padded = f", {padding} padded {unit}{'' if padding == 1 else 's'} each" if padding else ""
     return f"{steps} {'step' if steps == 1 else 'steps'}{padded} ({route['mode']}, {route['reason']})"
+
+
+def _covered(coverage: Sequence[int | None]) -> str:
+    eager = sum(rung is None for rung in coverage)
+    return f"{eager} of them run eagerly" if eager else "each has a graph"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

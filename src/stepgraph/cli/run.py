@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepgraph import __version__
-
 if TYPE_CHECKING:
-    from stepgraph.engine import LLM, RequestOutput, TextDelta
+    from stepgraph.engine import LLM, TextDelta
+    from stepgraph.engine.graphs import Graphs
 
 MOST_SEQS = 256
 """Requests decoded at once where the user names no number and gives more prompts."""
@@ -40,7 +39,7 @@ class RunOptions:
     prompts: tuple[str, ...] = ()
     file: Path | None = None
     model: str | None = None
-    graphs: str = "full"
+    graphs: Graphs = "full"
     ladder: str = "vllm"
     device: str | None = None
     attention: str | None = None
@@ -67,6 +66,7 @@ class RunOptions:
 def run(options: RunOptions) -> None:
     """Decode and print. Raises StepgraphError where an option, a prompt or the model cannot work."""
     from stepgraph.cli.console import print_run
+    from stepgraph.cli.run_report import make_report
     from stepgraph.engine import SamplingParams
 
     prompts = gather_prompts(options)
@@ -126,60 +126,13 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             options.model if options.model is not None else demo_model_path(),
             device=options.device,
             dtype=options.dtype,
-            graphs="disabled" if options.graphs == "disabled" else "full",
+            graphs=options.graphs,
             ladder=Ladder.parse(options.ladder, max(LONGEST_RULE, rows)),
             max_num_seqs=rows,
             attention=options.attention,
             operations=options.operations,
             progress=progress,
         )
-
-
-def make_report(
-    options: RunOptions,
-    llm: LLM,
-    prompts: list[str],
-    outputs: list[RequestOutput],
-    started: float,
-    first_at: float,
-    stopped: float,
-) -> dict[str, Any]:
-    """All that is known of a run, ready for JSON.
-
-    started, first_at, stopped: seconds on one clock: before the first prompt, at the first text, after the last.
-    tokens_per_second: `overall` is all generated tokens over the whole time; `decode` leaves out each request's
-    first token and the time until the first text; null where there is nothing to divide.
-    """
-    import torch
-
-    capture, stats = llm.capture_report, llm.stats.as_dict()
-    generated = sum(len(output.outputs[0].token_ids) for output in outputs)
-    return {
-        "model": options.model or "demo model SmolLM2-135M-Instruct",
-        "device": str(llm.core.model.device),
-        "dtype": str(llm.core.model.dtype).removeprefix("torch."),
-        "attention": llm.core.attention.name,
-        "operations": llm.core.model.operations.name,
-        "graphs": options.graphs,
-        "ladder": options.ladder,
-        "captured_sizes": sorted(key.num_reqs or key.num_tokens for key in capture.graphs),
-        "coverage": [route.padded if route.mode == "FULL" else None for route in llm.core.runner.coverage()],
-        "dropped_sizes": {str(size): reason for size, reason in capture.dropped.items()},
-        "sampling": options.sampling(),
-        "results": [_result(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)],
-        "steps": stats["steps"],
-        "rows": {"real": stats["real_rows"], "padded": stats["padded_rows"]},
-        "modes": stats["modes"],
-        "reasons": stats["reasons"],
-        "routes": stats["routes"],
-        "tokens": {"prompt": sum(len(output.prompt_token_ids) for output in outputs), "generated": generated},
-        "seconds": {"load": llm.load_seconds, "capture": capture.seconds, "generate": stopped - started},
-        "tokens_per_second": {
-            "decode": _rate(generated - len(outputs), stopped - first_at),
-            "overall": _rate(generated, stopped - started),
-        },
-        "versions": {"stepgraph": __version__, "torch": torch.__version__},
-    }
 
 
 class _Printer:
@@ -215,27 +168,12 @@ def _in_chat(llm: LLM, prompt: str) -> list[int]:
     return llm.chat_prompt([{"role": "user", "content": prompt}])
 
 
-def _result(prompt: str, output: RequestOutput) -> dict[str, Any]:
-    (answer,) = output.outputs
-    return {
-        "prompt": prompt,
-        "text": answer.text,
-        "token_ids": answer.token_ids,
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": len(output.prompt_token_ids),
-    }
-
-
 def _read_stdin() -> str:
     return sys.stdin.read() if sys.stdin is not None else ""  # None where it was closed
 
 
 def _lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
-
-
-def _rate(tokens: int, seconds: float) -> float | None:
-    return tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:

@@ -1,58 +1,44 @@
-"""The engine's step: decode all rows through the runner, then a chunk of prefill, eagerly."""
+"""The engine: plans a step, tells the device what changed, runs it through the graphs, and takes the tokens in."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
 import torch
 
+from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BlockPool, allocate_cache, blocks_for
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.request import Request
-from stepgraph.engine.sampling_state import mark_rows, sampling_inputs, sampling_slots
-from stepgraph.engine.scheduler import Chunk, Scheduler
+from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
+from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
+from stepgraph.engine.step import DecoderStep, step_slots
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.sampling import Sampler, sample
-from stepgraph.runtime.buffers import PaddingPolicy, Slot, StaticBuffers
+from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
-from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.regions import region
+from stepgraph.runtime.resolve import AttentionGroup, Severity, resolve
 from stepgraph.runtime.runner import GraphRunner
-from stepgraph.runtime.support import AttentionCGSupport
 
-
-def decode_slots(max_blocks: int, pad_seq_len: int, penalties_over: int | None = None) -> list[Slot]:
-    """The decode step's state. Tokens, positions, lengths and tables live on the device, which advances them;
-    sampling parameters belong to the host and travel when the batch changes. penalties_over: see `sampling_slots`.
-
-    Index slots are ZERO: a padded row reads and writes block 0, which is nobody's.
-    """
-    zero, sentinel = PaddingPolicy.ZERO, PaddingPolicy.FILL_SENTINEL
-    return [
-        Slot("tokens", torch.int64, "request", zero, owner="device"),
-        Slot("positions", torch.int64, "request", zero, owner="device"),
-        Slot("seq_lens", torch.int32, "request", sentinel, pad_value=pad_seq_len, owner="device"),
-        Slot("block_tables", torch.int32, "request", zero, (max_blocks,), owner="device"),
-        *sampling_slots(penalties_over),
-    ]
-
-
-def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:
-    """Rows of the largest decode step: what the ladder pads `max_num_seqs` to, or that itself without graphs."""
-    return max_num_seqs if graphs.backend is Backend.DISABLED or graphs.ladder is None else graphs.ladder.max_size
+_log = logging.getLogger(__name__)
 
 
 class EngineCore:
     """Requests in, tokens out. Text, files and threads are others' business.
 
-    max_num_seqs: rows that decode at once. chunk_tokens: prefill tokens a step.
+    graphs: as asked for; `resolution` is what the attention backend and the sizes here make of it.
+    max_num_seqs: rows that decode at once. chunk_tokens: tokens of a step with prefill in it, see
+        `most_tokens`.
     sampler: chooses the tokens. penalties: whether requests may ask for them; takes 4 bytes a row and token of the
         vocabulary.
+    strict: refuse a configuration that would be downgraded.
 
     Raises:
-        ConfigError: graphs over an attention backend that cannot be captured, or a cache that does not fit.
+        ConfigError: graphs that the attention backend or the engine cannot run, or a cache that does not fit.
     """
 
     def __init__(
@@ -67,25 +53,37 @@ class EngineCore:
         chunk_tokens: int,
         sampler: Sampler = sample,
         penalties: bool = True,
+        strict: bool = False,
     ) -> None:
-        if graphs.backend is Backend.FULL and attention.support is AttentionCGSupport.NEVER:
+        if graphs.decode.query_lens != (1,) or graphs.lora_cases != (0,):
             raise ConfigError(
-                f"attention: backend '{attention.name}' cannot be captured on {model.device.type} (support NEVER); "
-                f"choose another backend or disable graphs"
+                f"graphs: the engine decodes one token a step without adapters; query lengths "
+                f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
         self.model, self.attention = model, attention
         self.penalties = penalties
-        self._sample = sampler
         self.max_model_len = max_model_len
-        self.kv_cache = allocate_cache(model.config, num_blocks, model.dtype, model.device)
-        self.scheduler = Scheduler(BlockPool(num_blocks), max_num_seqs, chunk_tokens)
+        step_tokens = most_tokens(chunk_tokens, max_num_seqs)
         rows = largest_batch(graphs, max_num_seqs)
+        tokens = max(rows, step_tokens)
+        group = AttentionGroup(attention.name, attention.support)
+        self.resolution = resolve(graphs, [group], max_requests=rows, max_tokens=tokens, strict=strict)
+        for change in self.resolution.changes:
+            if change.severity is Severity.WARNING:
+                _log.warning("graphs: %s", change)
+        self.kv_cache = allocate_cache(model.config, num_blocks, model.dtype, model.device)
+        self.scheduler = Scheduler(BlockPool(num_blocks), max_num_seqs, step_tokens)
         self._max_blocks = blocks_for(max_model_len)
         vocab = model.config.vocab_size if penalties else None
-        slots = decode_slots(self._max_blocks, attention.pad_seq_len, vocab)
-        self.buffers = StaticBuffers(max_requests=rows, device=model.device, slots=slots)
-        self.runner = GraphRunner(self._decode_step, self.buffers, graphs)
-        self._rows_staged = 0
+        self.buffers = StaticBuffers(
+            max_requests=rows,
+            max_tokens=tokens,
+            device=model.device,
+            slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab),
+        )
+        step = DecoderStep(model, attention, self.kv_cache, sampler)
+        self.runner = GraphRunner(step, self.buffers, self.resolution.config, state={"kv_cache": self.kv_cache[1:]})
+        self._rows_staged = 0  # of a step without prefill
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
@@ -93,113 +91,72 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:
-        """One token for every decoding request, and for every request whose prefill this step completes."""
-        produced = self._decode()
-        produced += self._prefill(self.scheduler.plan_prefill())
-        return produced
+        """One token for every decoding request, and for every request whose prefill this step completes.
 
-    def _decode(self) -> list[tuple[Request, int]]:
-        if not self.scheduler.rows:
-            return []
+        Rows 0 to n - 1 decode; the requests that prefill have the rows from n on, where those that complete stay.
+        """
         grown = self.scheduler.grow()
+        chunks = self.scheduler.plan_prefill()
         rows = list(self.scheduler.rows)
-        if not rows:
+        if not rows and not chunks:
             return []
-        inputs = self._sync_rows(rows, grown)
-        self.attention.plan([request.num_tokens for request in rows], self.buffers["block_tables"])
-        tokens = self.runner(num_requests=len(rows), **inputs).tokens.tolist()
-        for request, token in zip(rows, tokens, strict=True):
+        inputs = self._stage(rows, grown, chunks)
+        tokens = self._run(rows, chunks, inputs)
+        for request, token in zip(rows, tokens, strict=False):
             request.computed += 1
             request.output.append(token)
-        return list(zip(rows, tokens, strict=True))
-
-    def _sync_rows(self, rows: list[Request], grown: list[tuple[int, int, int]]) -> dict[str, Any]:
-        """Patch what changed of the device's state; the sampling parameters where the batch changed."""
-        for row, index, block in grown:
-            self.buffers["block_tables"][row, index] = block
-        dirty = self.scheduler.take_dirty_rows()
-        if dirty:
-            moved = [rows[row] for row in dirty]
-            self.buffers.patch(
-                dirty,
-                tokens=[request.last_token for request in moved],
-                positions=[request.num_tokens - 1 for request in moved],
-                seq_lens=[request.num_tokens for request in moved],
-                block_tables=self._tables(moved),
-            )
-            if self.penalties:
-                mark_rows(self.buffers["seen"], moved, dirty)
-        if not dirty and len(rows) == self._rows_staged:
-            return {}
-        self._rows_staged = len(rows)
-        return sampling_inputs(rows, penalties=self.penalties)
-
-    def _decode_step(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_tables: torch.Tensor,
-        **sampling: torch.Tensor,
-    ) -> dict[str, torch.Tensor]:
-        """The captured step: forward, sample, and advance the rows that are alive."""
-
-        def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
-            self.attention.decode(q, kv, block_tables, seq_lens, out)
-
-        logits = self.model.logits(self.model.forward(tokens, positions, block_tables, self.kv_cache, attend))
-        with region("advance"):
-            alive = seq_lens > 0
-            positions.add_(alive)
-            seq_lens.add_(alive)
-        with region("sampling"):
-            self._sample(logits, position=positions, out=tokens, **sampling)
-        with region("advance"):
-            tokens.mul_(alive)
-        return {"tokens": tokens}
-
-    def _prefill(self, chunks: list[Chunk]) -> list[tuple[Request, int]]:
-        if not chunks:
-            return []
-        device = self.model.device
-        lengths = [chunk.stop - chunk.start for chunk in chunks]
-        tokens = torch.tensor([t for c in chunks for t in c.request.tokens(c.start, c.stop)], device=device)
-        positions = torch.tensor([p for c in chunks for p in range(c.start, c.stop)], device=device)
-        tables = torch.from_numpy(self._tables([chunk.request for chunk in chunks])).to(device)
-        seq_lens = torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32, device=device)
-        query_start = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
-        per_token = tables.repeat_interleave(torch.tensor(lengths, device=device), dim=0)
-
-        def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
-            self.attention.prefill(q, kv, tables, seq_lens, query_start, out, max_query_len=max(lengths))
-
-        hidden = self.model.forward(tokens, positions, per_token, self.kv_cache, attend)
-        for chunk in chunks:
-            chunk.request.computed = chunk.stop
-        done = [index for index, chunk in enumerate(chunks) if chunk.completes]
-        if not done:
-            return []
-        requests = [chunks[index].request for index in done]
-        last_rows = query_start[1:].long()[torch.tensor(done, device=device)] - 1
-        produced = self._sample_first(requests, self.model.logits(hidden[last_rows]))
-        for request, token in produced:
-            request.output.append(token)
-            self.scheduler.join(request)
+        produced = list(zip(rows, tokens, strict=False))
+        for chunk, token in zip(chunks, tokens[len(rows) :], strict=True):
+            completes, request = chunk.completes, chunk.request
+            request.computed = chunk.stop
+            if completes:
+                request.output.append(token)
+                self.scheduler.join(request)
+                produced.append((request, token))
         return produced
 
-    def _sample_first(self, requests: list[Request], logits: torch.Tensor) -> list[tuple[Request, int]]:
-        device = logits.device
-        out = torch.empty(len(requests), dtype=torch.int64, device=device)
-        inputs = sampling_inputs(requests, penalties=self.penalties)
-        sampling = {name: torch.as_tensor(value).to(device) for name, value in inputs.items()}
+    def _run(self, rows: list[Request], chunks: list[Chunk], inputs: dict[str, Any]) -> list[int]:
+        """The next token of each row, then of each chunk's request."""
+        count = len(rows) + len(chunks)
+        if all(chunk.stop - chunk.start == 1 for chunk in chunks):  # no prefill, or a token of it: a decode step
+            lengths = [request.num_tokens for request in rows] + [chunk.stop for chunk in chunks]
+            self.attention.plan(lengths, self.buffers["block_tables"])
+            output = self.runner(num_requests=count, **inputs)
+        else:
+            output = self.runner(num_requests=count, num_tokens=len(inputs["prompt_tokens"]), **inputs)
+        tokens: list[int] = output.tokens.tolist()
+        return tokens
+
+    def _stage(self, rows: list[Request], grown: list[tuple[int, int, int]], chunks: list[Chunk]) -> dict[str, Any]:
+        """Patch what changed of the device's state; returns the host's part where the batch changed."""
+        for row, index, block in grown:
+            self.buffers["block_tables"][row, index] = block
+        moved = {row: (rows[row], rows[row].num_tokens) for row in self.scheduler.take_dirty_rows()}
+        moved.update((row, (chunk.request, chunk.stop)) for row, chunk in enumerate(chunks, start=len(rows)))
+        if moved:
+            self._patch(moved)
+        elif len(rows) == self._rows_staged:
+            return {}
+        self._rows_staged = 0 if chunks else len(rows)
+        inputs = sampling_inputs([*rows, *(chunk.request for chunk in chunks)], penalties=self.penalties)
+        inputs["query_lens"] = np.array([1] * len(rows) + [c.stop - c.start for c in chunks], dtype=np.int32)
+        prompts = [token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.stop)]
+        inputs["prompt_tokens"] = np.array([-1] * len(rows) + prompts, dtype=np.int64)
+        return inputs
+
+    def _patch(self, moved: dict[int, tuple[Request, int]]) -> None:
+        """Write rows' device state afresh. moved: by row the request, and how many of its tokens this step ends at."""
+        requests = [request for request, _ in moved.values()]
+        stops = [stop for _, stop in moved.values()]
+        self.buffers.patch(
+            list(moved),
+            tokens=[request.tokens(stop - 1, stop)[0] for request, stop in moved.values()],
+            positions=[stop - 1 for stop in stops],
+            seq_lens=stops,
+            block_tables=self._tables(requests),
+        )
         if self.penalties:
-            seen = sampling["seen"] = self.buffers["seen"][: len(requests)]  # untouched unless a row asks
-            if any(request.params.penalises for request in requests):
-                sampling["seen"] = torch.empty_like(seen)
-                mark_rows(sampling["seen"], requests, range(len(requests)))
-        position = torch.tensor([request.num_tokens for request in requests], device=device)
-        self._sample(logits, position=position, out=out, **sampling)
-        return list(zip(requests, out.tolist(), strict=True))
+            mark_rows(self.buffers["seen"], requests, list(moved))
 
     def _tables(self, requests: list[Request]) -> np.ndarray[Any, Any]:
         """int32 [requests, max_blocks]: each request's blocks, then the null block."""

@@ -7,29 +7,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from stepgraph.engine.checkpoint import load_checkpoint
 from stepgraph.engine.config import ModelConfig
-from stepgraph.engine.core import EngineCore, largest_batch
+from stepgraph.engine.core import EngineCore
 from stepgraph.engine.errors import RequestError
+from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import Request
+from stepgraph.engine.scheduler import most_tokens
 from stepgraph.engine.text import TextStream
 from stepgraph.engine.tracked import TrackedRequest
 from stepgraph.ops.attention import AttentionShape, get_backend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.capture import CaptureReport, Progress
-from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.ladder import LARGEST, Ladder, vllm_default_ceiling
+from stepgraph.runtime.ladder import Ladder
 from stepgraph.runtime.platforms import platform_for
+from stepgraph.runtime.resolve import Resolution
 from stepgraph.runtime.stats import Stats
 
 Prompt = str | Sequence[int]
@@ -37,6 +39,7 @@ Params = SamplingParams | Sequence[SamplingParams]
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPU_SEQS, _CPU_SEQS = 256, 16
+_GPU_CHUNK, _CPU_CHUNK = 512, 64
 _CPU_KV_BYTES = 1 << 30
 _GPU_KV_FRACTION = 0.5  # of the memory that is free once the weights are there
 
@@ -48,8 +51,11 @@ class LLM:
     device: `cpu` or `cuda`; by default cuda where it works.
     dtype: of weights and cache, by name or as torch's. `auto` is float32 on a CPU, and on a GPU what the weights are
         stored as, bfloat16 where they are quantised.
-    graphs: `full` decodes through captured graphs, `disabled` eagerly.
-    ladder: captured sizes, in requests. By default vLLM's. It must hold `max_num_seqs`; larger rungs are left out.
+    graphs: `full` runs decode and prefill through captured graphs, `breakable` through graphs with attention between
+        them, `disabled` eagerly; vLLM's names choose by phase (`FULL_AND_PIECEWISE`), and a GraphConfig chooses all.
+        What the attention backend cannot do is changed, with a warning; `resolution` tells.
+    ladder: captured decode sizes, in requests. By default vLLM's. It must hold `max_num_seqs`; larger rungs are left
+        out. Prefill is captured at sizes in tokens up to `chunk_tokens`: SGLang's on a GPU, a few on a CPU.
     max_num_seqs: requests that decode at once; by default 256 on a GPU and 16 on a CPU, where capturing takes longer.
     max_model_len: longest sequence in tokens, prompt and output; by default the model's own limit.
     attention: backend name; by default the best that runs on the device.
@@ -57,9 +63,11 @@ class LLM:
         `reference` (plain torch, the default on a CPU).
     kv_blocks: KV blocks of 16 tokens, the null block included; by default what `max_num_seqs` sequences of
         `max_model_len` need, bounded by 1 GiB on a CPU and half of the free memory on a GPU.
-    chunk_tokens: prefill tokens a step.
+    chunk_tokens: tokens of a step that prefills, its decoding rows included; prefill alone where those could fill it.
+        By default 512 on a GPU and 64 on a CPU, where capturing takes as long as computing.
     penalties: whether requests may ask for repetition, presence and frequency penalties. Takes 4 bytes a row and
         token of the vocabulary; steps of requests that ask for none read nothing of it.
+    strict: refuse graphs that would have to be changed.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
 
@@ -73,22 +81,26 @@ class LLM:
         *,
         device: str | None = None,
         dtype: torch.dtype | str = "auto",
-        graphs: Literal["full", "disabled"] = "full",
+        graphs: Graphs | GraphConfig = "full",
         ladder: Ladder | None = None,
         max_num_seqs: int | None = None,
         max_model_len: int | None = None,
         attention: str | None = None,
         operations: str | None = None,
         kv_blocks: int | None = None,
-        chunk_tokens: int = 512,
+        chunk_tokens: int | None = None,
         penalties: bool = True,
         sampler: str = "fused",
+        strict: bool = False,
         progress: Progress | None = None,
     ) -> None:
         target = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu")).device
         if max_num_seqs is None:
             max_num_seqs = _GPU_SEQS if target.type == "cuda" else _CPU_SEQS
-        config = graph_config(graphs, ladder, max_num_seqs)
+        if chunk_tokens is None:
+            chunk_tokens = _GPU_CHUNK if target.type == "cuda" else _CPU_CHUNK
+        tokens = most_tokens(chunk_tokens, max_num_seqs)
+        config = graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target)
         operations = choose_operations(operations, target)  # before the weights, which take a while
         choose_token = get_sampler(sampler)
         started = time.perf_counter()
@@ -111,6 +123,7 @@ class LLM:
             chunk_tokens=chunk_tokens,
             sampler=choose_token,
             penalties=penalties,
+            strict=strict,
         )
         self.capture_report: CaptureReport = self.core.capture(progress)
         self._next_id = 0
@@ -118,8 +131,13 @@ class LLM:
 
     @property
     def stats(self) -> Stats:
-        """Decode steps by batch size, mode and reason."""
+        """Steps by batch size, mode and reason: decode steps, and those with prefill in them."""
         return self.core.runner.stats
+
+    @property
+    def resolution(self) -> Resolution:
+        """The graphs that run, and what was changed of those asked for, by which rule and why."""
+        return self.core.resolution
 
     def generate(
         self,
@@ -254,31 +272,6 @@ class LLM:
 def attention_shape(config: ModelConfig) -> AttentionShape:
     """What the model asks of its attention."""
     return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, window=config.window)
-
-
-def graph_config(graphs: str, ladder: Ladder | None, max_num_seqs: int) -> GraphConfig:
-    """The engine's graph configuration: rungs up to the one that holds `max_num_seqs`.
-
-    Raises:
-        ConfigError: an unknown choice, no rows, or a ladder that has no room for the batch.
-    """
-    if not 1 <= max_num_seqs <= LARGEST:
-        raise ConfigError(
-            f"max_num_seqs is {max_num_seqs}; at least one request must decode at a time, at most {LARGEST}"
-        )
-    if graphs not in tuple(Backend):
-        raise ConfigError(f"graphs: {graphs!r} is not one of {', '.join(Backend)}")
-    if graphs == Backend.DISABLED:
-        return GraphConfig(Backend.DISABLED)
-    if ladder is None:
-        ladder = Ladder.vllm(max(vllm_default_ceiling(max_num_seqs), max_num_seqs))
-    rung = ladder.rung(max_num_seqs)
-    if rung is None:
-        raise ConfigError(
-            f"ladder: the largest size {ladder.max_size} has no room for a batch of {max_num_seqs}; "
-            f"add a size of at least {max_num_seqs} or lower max_num_seqs"
-        )
-    return GraphConfig(Backend.FULL, ladder.upto(rung))
 
 
 def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None:

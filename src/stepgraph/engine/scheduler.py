@@ -10,6 +10,18 @@ from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
 
 
+def most_tokens(chunk_tokens: int, max_num_seqs: int) -> int:
+    """Tokens of the largest step: `chunk_tokens`, its decoding rows included; where a full batch would leave no room
+    for prefill, so many beside the batch.
+
+    Raises:
+        ConfigError: `chunk_tokens` below 1.
+    """
+    if chunk_tokens < 1:
+        raise ConfigError(f"chunk_tokens is {chunk_tokens}; at least one prompt token a step must be computed")
+    return chunk_tokens if chunk_tokens > max_num_seqs else chunk_tokens + max_num_seqs
+
+
 @dataclass(frozen=True)
 class Chunk:
     """Prefill work: a request's positions [start, stop)."""
@@ -27,21 +39,21 @@ class Scheduler:
     """Continuous batching, first come first served.
 
     Rows 0..n-1 of the decode batch are always occupied: a row that leaves is filled by the last one.
-    Every engine step decodes all rows once and prefills at most `chunk_tokens` tokens, so neither starves the other.
+    Every engine step decodes all rows once and prefills what is left of `step_tokens`, so neither starves the other.
     When a decoding request needs a block and none is free, the youngest request gives all of its blocks back and
     waits, to be recomputed later.
+
+    step_tokens: most tokens of a step, one a decoding row and the prefill's; more than `max_num_seqs`.
     """
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, chunk_tokens: int) -> None:
-        if chunk_tokens < 1:
-            raise ConfigError(f"chunk_tokens is {chunk_tokens}; at least one prompt token a step must be computed")
+    def __init__(self, pool: BlockPool, max_num_seqs: int, step_tokens: int) -> None:
         self.pool = pool
         self.rows: list[Request] = []
         self.waiting: list[Request] = []  # by arrival
         self.prefilling: list[Request] = []  # admitted: hold blocks, not yet decoding
         self.preemptions = 0
         self._max_num_seqs = max_num_seqs
-        self._chunk_tokens = chunk_tokens
+        self._step_tokens = step_tokens
         self._dirty: set[int] = set()
 
     @property
@@ -87,9 +99,12 @@ class Scheduler:
         ]
 
     def plan_prefill(self) -> list[Chunk]:
-        """This step's prefill, oldest first; admits waiting requests while rows and blocks allow."""
+        """This step's prefill, oldest first; admits waiting requests while rows and blocks allow.
+
+        Only the last chunk may leave its request incomplete: it is what the budget ends in.
+        """
         chunks: list[Chunk] = []
-        budget = self._chunk_tokens
+        budget = self._step_tokens - len(self.rows)
         for request in self.prefilling:
             if budget == 0:
                 return chunks
@@ -105,13 +120,12 @@ class Scheduler:
         return chunks
 
     def join(self, request: Request) -> None:
-        """A prefilled request takes the next row."""
+        """A prefilled request takes the next row, which is where its prefill ran."""
         self.prefilling.remove(request)
-        self._dirty.add(len(self.rows))
         self.rows.append(request)
 
     def take_dirty_rows(self) -> list[int]:
-        """Rows with a new occupant since the last call."""
+        """Rows that another one's occupant moved to since the last call."""
         dirty = sorted(row for row in self._dirty if row < len(self.rows))
         self._dirty.clear()
         return dirty
