@@ -8,6 +8,7 @@ import torch
 
 from stepgraph.runtime import CaptureError
 from stepgraph.runtime.nodes import Dependency
+from stepgraph.runtime.platforms import cuda_driver
 from stepgraph.runtime.platforms.cuda_walk import NewNodes, walk
 from stepgraph.runtime.regions import region
 
@@ -32,12 +33,13 @@ class FakeDriver:
         self.graphs = graphs
         self.status, self.error = 1, OK
         self.listings = 0
+        self.tips: list[int] = []
 
     def what(self, node: int) -> str | int | None:
         return {handle: what for nodes in self.graphs.values() for handle, what in nodes}[node]
 
     def cuStreamGetCaptureInfo(self, stream: int):  # noqa: N802
-        return self.error, self.status, 77, 1, [], [], 0
+        return self.error, self.status, 77, 1, self.tips, [], len(self.tips)
 
     def cuGraphGetNodes(self, graph: int, count: int = 0):  # noqa: N802
         nodes = [handle for handle, _ in self.graphs[graph]]
@@ -115,6 +117,34 @@ def test_new_nodes_are_told_by_handle_and_once() -> None:
     assert new() == set() and driver.listings == listings  # nothing new: the nodes are not even listed
 
 
+def test_new_nodes_are_found_from_the_streams_last_one() -> None:
+    driver, asked = FakeDriver({1: [(10, "a")]}), []
+    before = {10: [], 20: [10], 30: [20], 40: [30], 50: []}
+    new = NewNodes(driver, stream=5, dependencies_of=lambda node: asked.append(node) or before[node])
+    driver.tips = [10]
+    assert new() == {10}
+    asked.clear()
+    driver.graphs[1] = [(n, "k") for n in (30, 10, 20)]
+    driver.tips = [30]
+    assert new() == {20, 30} and asked == [30, 20] and not driver.listings
+    driver.graphs[1] += [(40, "main"), (50, "a side stream")]
+    driver.tips = [40]
+    assert new() == {40, 50} and driver.listings == 1
+
+
+def test_streams_that_have_not_rejoined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Main (1) is behind node 30. Streams 2 and 3 are in its capture; 4 is in another one, 5 in none."""
+    before = {10: [], 20: [10], 25: [10], 30: [20], 40: [25]}
+    infos = {1: (7, (30,)), 2: (7, (20,)), 3: (7, (40,)), 4: (8, (99,))}
+    info = {stream: cuda_driver.CaptureInfo(capture, 1, tips) for stream, (capture, tips) in infos.items()}
+    monkeypatch.setattr(cuda_driver, "capture_info", info.get)
+    monkeypatch.setattr(cuda_driver, "dependencies", before.__getitem__)
+    assert cuda_driver.unjoined(1, [1, 2, 3, 4, 5]) == [3]
+    before[30].append(40)
+    assert cuda_driver.unjoined(1, [1, 2, 3, 4, 5]) == []
+    assert cuda_driver.unjoined(5, [1, 2, 3]) == []
+
+
 def test_new_nodes_of_a_broken_capture_are_none() -> None:
     driver = FakeDriver({1: [(10, "a")]})
     new = NewNodes(driver, stream=5)
@@ -159,9 +189,9 @@ def test_a_torch_capture_is_walked() -> None:
 
 @pytest.mark.gpu
 def test_without_cuda_bindings_a_graph_replays_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepgraph.runtime.platforms import cuda
+    from stepgraph.runtime.platforms import cuda, cuda_segments
 
-    monkeypatch.setattr(cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(cuda_segments, "load_driver", lambda: None)
     platform, x = cuda.CudaPlatform("cuda"), torch.zeros(4, device="cuda")
 
     def step() -> None:

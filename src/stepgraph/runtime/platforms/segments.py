@@ -67,15 +67,17 @@ def record_whole(step: Callable[[], T], clock: Callable[[], DeviceClock] | None 
 class _Session:
     """The recording in the making.
 
-    inside: the break that is on, or the one that failed.
+    inside: the break that is on, or the one that failed; nothing is recorded then.
     """
 
     def __init__(self, segments: Segments) -> None:
         self.parts: list[Recording | Break] = []
         self.inside: str | None = None
         self._segments = segments
+        self._failed = False
 
     def at_break(self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._refuse_to_go_on()
         if self.inside is not None:
             return function(*args, **kwargs)
         self.inside = name
@@ -89,6 +91,7 @@ class _Session:
             if layouts != [_layout(tensor) for tensor in tensors]:
                 raise CaptureError("gives an argument another shape or other memory; return a new tensor instead")
         except Exception as error:
+            self._failed = True
             name_break(error, name)
             raise
         handed, held = self._place(result, {tensor.untyped_storage()._cdata for tensor in tensors})
@@ -98,11 +101,14 @@ class _Session:
 
     def finish(self) -> None:
         """The step has returned."""
-        if self.inside is not None:
-            raise CaptureError(
-                f"break {self.inside} failed and the step went on; let its error pass, or catch it inside"
-            )
+        self._refuse_to_go_on()
         self._end_segment()
+
+    def _refuse_to_go_on(self) -> None:
+        if self._failed:
+            raise CaptureError(
+                f"break {self.inside} failed and the step went on; let the error pass, or catch it inside the break"
+            )
 
     def _place(self, result: Any, argument_storages: set[int]) -> tuple[Any, Any]:
         """Open the next segment, and give a break's result the place where it is read: as handed on, as held."""
