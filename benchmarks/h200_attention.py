@@ -18,6 +18,7 @@ from common import commit, device_ms, machine, quantiles, versions, write_result
 from stream import read_limit
 
 from stepgraph.ops.attention import AttentionShape
+from stepgraph.ops.attention.cuda_backend import CudaAttention
 from stepgraph.ops.attention.decode_plan import DecodeConfig
 from stepgraph.ops.attention.triton_backend import TritonAttention
 
@@ -30,7 +31,7 @@ GRAPH_BYTES = 1 << 30  # what one graph reads, where 256 layers reach it: many t
 CHECKED = [8192, 1, 0, 15, 16, 17, 127, 129, 1000, 4097, 8191]
 BAR = 0.80  # of the read limit, at batch 1 and 8192 tokens
 
-DEFAULT = "tile 64, ahead, 2 a SM, pdl"  # what the backend takes on this device
+DEFAULT = "cuda"  # what is taken on this device; the others are Triton's
 
 _DEEP = DecodeConfig(num_stages=4, min_chunk=64)  # tiles of 64 tokens, three on their way to shared memory
 _AHEAD = DecodeConfig(num_stages=1, min_chunk=64)  # the next tile in registers
@@ -55,6 +56,12 @@ CANDIDATES = {
     "tile 32, 4 stages, 2 a SM": replace(_DEEP, num_stages=4, tile_bytes=8 << 10),
     "tile 64, 2 stages, 2 a SM": replace(_DEEP, num_stages=2),
 }
+
+
+def make(config: DecodeConfig | None) -> TritonAttention:
+    if config is None:
+        return CudaAttention(SHAPE, torch.device("cuda"), max_rows=MAX_ROWS, max_len=MAX_LEN)
+    return TritonAttention(SHAPE, torch.device("cuda"), max_rows=MAX_ROWS, max_len=MAX_LEN, config=config)
 
 
 class Caches:
@@ -119,7 +126,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", default=None, help="measure the configurations whose name contains one")
     options = parser.parse_args()
-    chosen = {
+    chosen: dict[str, DecodeConfig | None] = {DEFAULT: None}
+    chosen |= {
         name + (", pdl" if pdl else ""): replace(config, pdl=pdl)
         for name, config in CANDIDATES.items()
         for pdl in (False, True)
@@ -128,12 +136,12 @@ def main() -> int:
     started = time.perf_counter()
     limit = read_limit()
     print(f"read limit {limit['median'] / 1e12:.2f} TB/s ({limit['p10'] / 1e12:.2f} to {limit['p90'] / 1e12:.2f})")
-    device, caches = torch.device("cuda"), Caches()
+    caches = Caches()
     cells = [(batch, context) for batch in BATCHES for context in CONTEXTS]
     rows, samples, wrong = [], {}, []
     print(f"{'µs a layer / share of the limit':50}" + "".join(f"{f'{b}x{c}':>15}" for b, c in cells))
     for name, config in chosen.items():
-        backend = TritonAttention(SHAPE, device, max_rows=MAX_ROWS, max_len=MAX_LEN, config=config)
+        backend = make(config)
         error = worst_error(backend, caches)
         if error > 7e-3:
             wrong.append(name)
@@ -145,7 +153,7 @@ def main() -> int:
             q = quantiles(times)
             share = batch * context * TOKEN_BYTES / (q["median"] * 1e-6) / limit["median"]
             samples[f"{name}, {batch}x{context}"] = times
-            splits = backend.decode_plan.splits(batch)
+            splits = backend.splits(batch)
             rows.append([name, batch, context, splits, q["median"], q["p10"], q["p90"], share * 100])
             line += f"{q['median']:9.2f} {share:5.0%}"
         print(line, flush=True)

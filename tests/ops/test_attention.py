@@ -243,6 +243,17 @@ def test_selection_names_what_works_here(monkeypatch: pytest.MonkeyPatch) -> Non
         get_backend("triton", "cuda", shape)
 
 
+def test_a_shape_that_the_cuda_kernel_cannot_take_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(select, "find_spec", lambda name: object())
+    monkeypatch.setattr(select.nvrtc, "available", lambda: True)
+    assert available_backends("cuda") == ("cuda", "triton", "reference")
+    with pytest.raises(ConfigError, match="heads of 64 or 128 in groups of up to 8.*use 'triton'"):
+        get_backend("cuda", "cuda", AttentionShape(16, 1, 128))
+    monkeypatch.setattr(select.nvrtc, "available", lambda: False)
+    with pytest.raises(ConfigError, match="'cuda' needs the cuda-bindings package"):
+        get_backend("cuda", "cuda", AttentionShape(8, 2, 128))
+
+
 def test_a_gpu_cannot_capture_the_reference_and_a_tape_can() -> None:
     shape = AttentionShape(4, 2, 32)
     assert ReferenceAttention(shape, torch.device("cpu")).support is AttentionCGSupport.ALWAYS

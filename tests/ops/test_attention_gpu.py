@@ -1,4 +1,4 @@
-"""Triton decode on a GPU against float64: no length is frozen in a capture, and nothing stale is read.
+"""Decode on a GPU, by Triton and by CUDA C++, against float64: no length is frozen, and nothing stale is read.
 
 Every cache here holds NaN in block 0, in a block that nobody owns, in every unused slot and before every window.
 """
@@ -28,10 +28,11 @@ CONFIGS = {
     "pdl": DecodeConfig(pdl=True),
     "pdl ahead": DecodeConfig(pdl=True, num_stages=1, min_chunk=16),
 }
+BACKENDS = [*CONFIGS, "cuda"]
 
 
 Maker = Callable[..., Any]
-"""(case, name of a configuration, max_rows) → a Triton backend"""
+"""(case, name of a configuration or "cuda", max_rows) → a backend"""
 
 
 @pytest.fixture
@@ -40,6 +41,11 @@ def make() -> Maker:
     from stepgraph.ops.attention.triton_backend import TritonAttention
 
     def make(case: Case, config: str = "default", max_rows: int = 64) -> TritonAttention:
+        if config == "cuda":
+            pytest.importorskip("cuda.bindings")
+            from stepgraph.ops.attention.cuda_backend import CudaAttention
+
+            return CudaAttention(case.shape, case.q.device, max_rows=max_rows, max_len=8192)
         chosen = CONFIGS[config]
         if chosen.pdl and torch.cuda.get_device_capability() < (9, 0):
             pytest.skip("programmatic dependent launch needs compute capability 9.0")
@@ -78,8 +84,8 @@ def stack() -> list[tuple[Case, torch.Tensor]]:
     [
         (dtype, config)
         for dtype in DTYPES
-        for config in CONFIGS
-        if dtype is torch.bfloat16 or config in ("default", "ahead")
+        for config in BACKENDS
+        if dtype is torch.bfloat16 or config in ("default", "ahead", "cuda")
     ],
 )
 def test_decode_of_lengths_from_none_to_8192_in_one_batch(make: Maker, dtype: torch.dtype, config: str) -> None:
@@ -89,7 +95,7 @@ def test_decode_of_lengths_from_none_to_8192_in_one_batch(make: Maker, dtype: to
     assert not backend.workspace.arrived.any()
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", BACKENDS)
 @pytest.mark.parametrize("length", [0, 1, 17, 512, 8192])
 def test_decode_of_a_single_row(make: Maker, length: int, config: str) -> None:
     case = make_case([length], heads=(32, 8, 128), dtype=torch.bfloat16).to("cuda")
@@ -104,7 +110,7 @@ def test_decode_of_other_head_counts_and_sizes(make: Maker, heads: tuple[int, in
         check(run_decode(make(case, config), case), case)
 
 
-@pytest.mark.parametrize("config", ["default", "ahead", "pdl ahead"])
+@pytest.mark.parametrize("config", ["default", "ahead", "pdl ahead", "cuda"])
 @pytest.mark.parametrize("window", [1, 16, 100, 4096, 100_000])
 def test_decode_reads_no_token_before_the_window(make: Maker, window: int, config: str) -> None:
     for dtype in DTYPES:
@@ -112,17 +118,32 @@ def test_decode_reads_no_token_before_the_window(make: Maker, window: int, confi
         check(run_decode(make(case, config), case), case, want)
 
 
-def test_decode_gives_the_same_bits_whoever_finishes_last(make: Maker) -> None:
+@pytest.mark.parametrize("config", ["default", "cuda"])
+def test_decode_gives_the_same_bits_whoever_finishes_last(make: Maker, config: str) -> None:
     case, _ = mixed(torch.bfloat16)
-    backend = make(case)
+    backend = make(case, config)
     first = run_decode(backend, case)
     for _ in range(200):
         assert torch.equal(run_decode(backend, case), first)
 
 
-def test_a_longer_row_than_the_plan_was_made_for_comes_out_right(make: Maker) -> None:
+@pytest.mark.parametrize("config", ["default", "cuda"])
+def test_a_longer_row_than_the_plan_was_made_for_comes_out_right(make: Maker, config: str) -> None:
     case = make_case([20_000, 3], heads=(8, 2, 64), dtype=torch.bfloat16).to("cuda")
-    check(run_decode(make(case), case), case)
+    check(run_decode(make(case, config), case), case)
+
+
+@pytest.mark.parametrize("heads", [(8, 1, 64), (14, 2, 64), (7, 1, 128), (3, 3, 128), (16, 2, 128), (40, 8, 128)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_cuda_decode_of_other_groups_and_sizes(make: Maker, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
+    case = make_case([*decode_lengths(random.Random(3)), 2048], heads=heads, dtype=dtype).to("cuda")
+    check(run_decode(make(case, "cuda"), case), case)
+
+
+def test_cuda_decode_of_a_row_beyond_the_block_numbers_that_a_warp_holds(make: Maker) -> None:
+    """A warp holds 32 block numbers at a time. In a batch that fills the device it gets some 80 of a row of 20,000."""
+    case = make_case([20_000, *[3] * 66], heads=(8, 4, 64), dtype=torch.bfloat16).to("cuda")
+    check(run_decode(make(case, "cuda", max_rows=67), case), case)
 
 
 def test_more_rows_than_the_workspace_was_made_for_are_refused(make: Maker) -> None:
@@ -131,7 +152,7 @@ def test_more_rows_than_the_workspace_was_made_for_are_refused(make: Maker) -> N
         run_decode(make(case, max_rows=2), case)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", BACKENDS)
 @pytest.mark.parametrize("window", [None, 300])
 def test_one_capture_is_right_while_rows_grow_to_8192_and_back(make: Maker, config: str, window: int | None) -> None:
     case, wanted = growing(window)
@@ -147,7 +168,7 @@ def test_one_capture_is_right_while_rows_grow_to_8192_and_back(make: Maker, conf
         check(out, case, wanted[lengths])
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", BACKENDS)
 def test_layers_that_follow_each_other_share_a_workspace(make: Maker, config: str) -> None:
     """Decodes directly behind each other in one graph: with PDL the next starts before the last has ended."""
     layers = stack()
@@ -167,7 +188,7 @@ def test_layers_that_follow_each_other_share_a_workspace(make: Maker, config: st
             check(out, layer, want)
 
 
-@pytest.mark.parametrize("config", ["pdl", "pdl ahead"])
+@pytest.mark.parametrize("config", ["pdl", "pdl ahead", "cuda"])
 @pytest.mark.parametrize("length", [1, 16, 17, 64, 65, 128, 129, 1000, 8192])
 def test_with_pdl_the_newest_token_may_come_from_a_kernel_that_ends_late(make: Maker, config: str, length: int) -> None:
     """The kernel in front lets decode start at once, and writes the queries and the newest keys and values last."""

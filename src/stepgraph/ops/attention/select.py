@@ -1,23 +1,23 @@
-"""Which attention backend runs: by name, or the best for a device."""
+"""Which attention backend runs: by name, or the best for a device and a shape."""
 
 from importlib.util import find_spec
 
 import torch
 
+from stepgraph.ops import nvrtc
+from stepgraph.ops.attention import cuda_decode
 from stepgraph.ops.attention.contract import AttentionBackend, AttentionShape
 from stepgraph.ops.attention.reference import ReferenceAttention
 from stepgraph.runtime.errors import ConfigError
 
-_DEVICE_TYPES = {"reference": ReferenceAttention.device_types, "triton": ("cuda",)}
+# The preferred one first.
+_DEVICE_TYPES = {"cuda": ("cuda",), "triton": ("cuda",), "reference": ReferenceAttention.device_types}
 
 
 def available_backends(device: torch.device | str) -> tuple[str, ...]:
     """Names of the backends that work on a device with what is installed, the preferred one first."""
     kind = torch.device(device).type
-    names = [name for name, kinds in _DEVICE_TYPES.items() if kind in kinds]
-    if find_spec("triton") is None:
-        names = [name for name in names if name != "triton"]
-    return tuple(sorted(names, key=lambda name: name != "triton"))
+    return tuple(name for name, kinds in _DEVICE_TYPES.items() if kind in kinds and _missing(name) is None)
 
 
 def get_backend(
@@ -33,19 +33,37 @@ def get_backend(
     here = available_backends(device)
     usable = f"available on {device.type}: {', '.join(here) or 'none'}"
     if name is None:
-        if not here:
+        fitting = [each for each in here if each != "cuda" or cuda_decode.supports(shape)]
+        if not fitting:
             raise ConfigError(f"attention: no backend runs on device '{device.type}'; use cpu or cuda")
-        name = here[0]
+        name = fitting[0]
     if name not in _DEVICE_TYPES:
         raise ConfigError(f"attention: unknown backend '{name}'; {usable}")
     if device.type not in _DEVICE_TYPES[name]:
         raise ConfigError(
             f"attention: backend '{name}' runs on {', '.join(_DEVICE_TYPES[name])}, not on {device.type}; {usable}"
         )
-    if name not in here:
-        raise ConfigError(f"attention: backend '{name}' needs the triton package, which is not installed; {usable}")
+    if (missing := _missing(name)) is not None:
+        raise ConfigError(f"attention: backend '{name}' needs the {missing} package, which is not installed; {usable}")
     if name == "reference":
         return ReferenceAttention(shape, device)
+    if name == "cuda":
+        if not cuda_decode.supports(shape):
+            raise ConfigError(
+                f"attention: backend 'cuda' takes heads of 64 or 128 in groups of up to 8, not {shape}; use 'triton'"
+            )
+        from stepgraph.ops.attention.cuda_backend import CudaAttention
+
+        return CudaAttention(shape, device, max_rows=max_rows, max_len=max_len)
     from stepgraph.ops.attention.triton_backend import TritonAttention  # imports triton, which a CPU machine may lack
 
     return TritonAttention(shape, device, max_rows=max_rows, max_len=max_len)
+
+
+def _missing(name: str) -> str | None:
+    """The package that a backend lacks here."""
+    if name in ("cuda", "triton") and find_spec("triton") is None:
+        return "triton"
+    if name == "cuda" and not nvrtc.available():
+        return "cuda-bindings"
+    return None

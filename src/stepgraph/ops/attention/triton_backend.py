@@ -45,6 +45,10 @@ class TritonAttention:
         self.decode_plan = SplitPlan(shape, config, num_sms, max_rows, max_len)
         self.workspace = DecodeWorkspace.allocate(self.decode_plan, device)
 
+    def splits(self, rows: int) -> int:
+        """Programs that share a row and KV head in a decode of `rows`."""
+        return self.decode_plan.splits(rows)
+
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read by the kernels."""
 

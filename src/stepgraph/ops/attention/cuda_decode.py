@@ -1,0 +1,96 @@
+"""Paged decode in CUDA C++ (cuda_decode.cu), for groups of up to 8 query heads of 64 or 128.
+
+What Triton's form lacks: each warp streams through a ring of its own without barriers, and two layers' programs fit a
+multiprocessor, so that the next layer's rings fill while this layer's parts are joined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.resources import files
+
+import torch
+
+from stepgraph.ops.attention.contract import AttentionShape
+from stepgraph.ops.attention.decode_plan import DecodeConfig, SplitPlan
+from stepgraph.ops.nvrtc import CudaKernel
+
+_LOG2_E = 1.4426950408889634
+_NO_WINDOW = 2**31 - 1
+_BLOCK_SIZE = 16
+# The fastest on an H200 (benchmarks/h200_attention.py). Three halves of a block on their way for each of 8 warps are
+# 96 KiB: two programs fit a multiprocessor.
+_WARPS = 8
+_RING = 3
+_TRIGGER = 3  # blocks before a warp's end at which the next kernel may start: sooner, its reads delay these
+_MIN_BLOCKS = 8  # worth a program of their own: one for each warp
+_MIN_BLOCKS_FULL = 64  # the same where the batch fills the device without being cut
+
+
+def supports(shape: AttentionShape) -> bool:
+    """Whether the kernel can be built for this shape."""
+    group = shape.num_heads // shape.num_kv_heads
+    return shape.head_dim in (64, 128) and group <= 8 and shape.block_size == _BLOCK_SIZE
+
+
+class CudaDecode:
+    """The kernel and its workspace, allocated once, since a captured graph knows its addresses.
+
+    Launches that share it must not run at the same time.
+
+    max_rows: rows of the largest batch. max_len: tokens of the longest row; longer ones come out right too.
+    overlap: programmatic dependent launch (compute capability 9.0 or more); see `DecodeConfig.pdl` for what it asks.
+    """
+
+    def __init__(
+        self, shape: AttentionShape, device: torch.device, *, num_sms: int, max_rows: int, max_len: int, overlap: bool
+    ) -> None:
+        config = DecodeConfig(num_warps=_WARPS, programs_per_sm=2, min_chunk=_MIN_BLOCKS * _BLOCK_SIZE, pdl=overlap)
+        self.plan = plan = SplitPlan(shape, config, num_sms, max_rows, max_len)
+        slots, heads = plan.capacity, shape.num_heads
+        # Parts of a row's attention; the base-2 logarithm of their sums of weights, and how many programs have written
+        # theirs, once for each warp, since each vouches for its own slice.
+        self._parts = torch.empty(slots, heads, shape.head_dim, device=device)
+        self._levels = torch.empty(slots, heads, _WARPS, device=device)
+        self._arrived = torch.zeros(max_rows, shape.num_kv_heads, _WARPS, dtype=torch.int32, device=device)
+
+    def __call__(
+        self, q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """See `AttentionBackend.decode`; bfloat16 or float16. Launches one kernel and reads nothing on the host."""
+        rows, num_heads, head_dim = q.shape
+        if not rows:
+            return
+        shape, size = self.plan.shape, kv.element_size()
+        overlap = self.plan.config.pdl
+        fills = rows * shape.num_kv_heads >= self.plan.num_sms
+        splits = self.plan.splits(rows)
+        params = _Params(
+            q.data_ptr(), kv.data_ptr(), block_tables.data_ptr(), seq_lens.data_ptr(), out.data_ptr(),
+            self._parts.data_ptr(), self._levels.data_ptr(), self._arrived.data_ptr(),
+            q.stride(0) * size, q.stride(1) * size, *(kv.stride(axis) * size for axis in range(4)),
+            block_tables.stride(0), out.stride(0) * size, out.stride(1) * size, shape.scale * _LOG2_E,
+            splits, shape.window or _NO_WINDOW, _MIN_BLOCKS_FULL if fills else _MIN_BLOCKS,
+        )  # fmt: skip
+        kernel = _kernel(head_dim, num_heads // shape.num_kv_heads, q.dtype == torch.bfloat16, overlap, q.device)
+        shared = _WARPS * _RING * _BLOCK_SIZE * head_dim * size
+        kernel.launch((shape.num_kv_heads, splits, rows), _WARPS * 32, params, shared_bytes=shared, overlap=overlap)
+
+
+class _Params(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "kv", "block_tables", "seq_lens", "out")),
+        *((name, ctypes.c_void_p) for name in ("parts", "levels", "arrived")),
+        *((name, ctypes.c_longlong) for name in ("q_row", "q_head", "kv_block", "kv_half", "kv_token", "kv_head")),
+        *((name, ctypes.c_longlong) for name in ("table_row", "out_row", "out_head")),
+        ("scale_log2", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("splits", "window", "min_blocks")),
+    ]
+
+
+@cache
+def _kernel(head_dim: int, group: int, bf16: bool, overlap: bool, device: torch.device) -> CudaKernel:
+    source = files("stepgraph.ops.attention").joinpath("cuda_decode.cu").read_text(encoding="utf-8")
+    defines = {"HEAD_DIM": head_dim, "GROUP": group, "BF16": bf16, "PDL": overlap}
+    return CudaKernel(source, "paged_decode", {**defines, "WARPS": _WARPS, "RING": _RING, "TRIGGER": _TRIGGER})

@@ -1,0 +1,96 @@
+"""CUDA C++ compiled at run time, for the few kernels that Triton cannot express well enough."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from stepgraph.runtime.errors import ConfigError
+
+_BLOCK_SHARED = 48 << 10  # more dynamic shared memory than this must be asked for
+
+
+@cache
+def available() -> bool:
+    """Whether the driver's and the compiler's bindings are installed (`pip install cuda-bindings`)."""
+    try:
+        return find_spec("cuda.bindings.driver") is not None and find_spec("cuda.bindings.nvrtc") is not None
+    except ImportError:
+        return False
+
+
+class CudaKernel:
+    """One kernel whose only parameter is a struct, compiled for the current device.
+
+    source: CUDA C++ without includes; `name` is declared extern "C". defines: become -D options.
+
+    Raises:
+        ConfigError: the compiler refuses; with its log.
+    """
+
+    def __init__(self, source: str, name: str, defines: Mapping[str, int]) -> None:
+        from cuda.bindings import driver
+
+        torch.cuda.current_stream()  # makes the context, which a module is loaded into
+        self._driver = driver
+        self._module = _checked(driver.cuModuleLoadData(_compile(source, name, defines)))
+        self._function = _checked(driver.cuModuleGetFunction(self._module, name.encode()))
+        self._shared = _BLOCK_SHARED
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        params: ctypes.Structure,
+        *,
+        shared_bytes: int = 0,
+        overlap: bool = False,
+    ) -> None:
+        """Launch on torch's current stream. overlap: programmatically, before the kernel in front has ended."""
+        driver = self._driver
+        if shared_bytes > self._shared:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(self._function, attribute, shared_bytes))
+            self._shared = shared_bytes
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = shared_bytes
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        if overlap:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        _checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(arguments), 0))
+
+
+def _compile(source: str, name: str, defines: Mapping[str, int]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    major, minor = torch.cuda.get_device_capability()
+    arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={int(value)}" for key, value in defines.items())]
+    program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if int(error):
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise ConfigError(f"kernel {name} cannot be compiled for {arch}: {log.decode(errors='replace').strip()}")
+    binary = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, binary))
+    nvrtc.nvrtcDestroyProgram(program)
+    return binary
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    error, *values = answer
+    if int(error):
+        raise ConfigError(f"CUDA: {error.name}")
+    return values[0] if values else None
