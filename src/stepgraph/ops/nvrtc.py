@@ -76,7 +76,8 @@ def _compile(source: str, name: str, defines: Mapping[str, int]) -> bytes:
 
     major, minor = torch.cuda.get_device_capability()
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
-    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{key}={int(value)}" for key, value in defines.items())]
+    macros = [f"-D{key}={int(value)}" for key, value in defines.items()]
+    options = [f"--gpu-architecture={arch}", "--std=c++17", *macros]
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(error):
