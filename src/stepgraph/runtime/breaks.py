@@ -24,8 +24,10 @@ _session: ContextVar[BreakSession | None] = ContextVar("stepgraph_break_session"
 def graph_break(function: F, *, name: str | None = None) -> F:
     """Mark a function as a break. A plain call everywhere but in a breakable recording; a full graph records it.
 
-    What it returns lies at the same addresses at every replay: results are copied to where the recording had them.
-    name: what reports call it; by default the function's qualified name.
+    At a replay its tensor arguments lie where they lay at the recording, and other arguments are the same objects. What
+    it returns lies at the same addresses too: results are copied to where the recording had them, unless they lie in an
+    argument. They keep shape and dtype, and plain values among them stay equal, since the recording has them built in.
+    Every other tensor that it makes is its own: a recorded operation may not read it. name: what reports call it; by default the function's qualified name.
     """
     label = str(name or getattr(function, "__qualname__", type(function).__qualname__))
 

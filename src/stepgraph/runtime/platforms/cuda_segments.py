@@ -98,8 +98,9 @@ class CudaSegments:
     def close(self) -> CudaRecording | None:
         with _empty_graphs_allowed():
             recording = self.finish()
-        for place, values in self._results:
-            place.copy_(values)
+        with torch.inference_mode():  # a step of inference mode may have returned by now
+            for place, values in self._results:
+                place.copy_(values)
         self._results = []
         self._pool_ranges = None
         if not recording.holds_work():

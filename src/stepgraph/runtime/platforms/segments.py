@@ -81,6 +81,20 @@ class _Session:
         if self.inside is not None:
             return function(*args, **kwargs)
         self.inside = name
+        try:
+            handed = self._break(name, function, args, kwargs)
+        except BaseException:
+            self._failed = True
+            raise
+        self.inside = None
+        return handed
+
+    def finish(self) -> None:
+        """The step has returned."""
+        self._refuse_to_go_on()
+        self._end_segment()
+
+    def _break(self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._end_segment()
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         held_args, held_kwargs = tree_map_only(torch.Tensor, self._segments.alias, (args, kwargs))
@@ -91,18 +105,11 @@ class _Session:
             if layouts != [_layout(tensor) for tensor in tensors]:
                 raise CaptureError("gives an argument another shape or other memory; return a new tensor instead")
         except Exception as error:
-            self._failed = True
             name_break(error, name)
             raise
         handed, held = self._place(result, {tensor.untyped_storage()._cdata for tensor in tensors})
         self.parts.append(Break(name, function, held_args, held_kwargs, held))
-        self.inside = None
         return handed
-
-    def finish(self) -> None:
-        """The step has returned."""
-        self._refuse_to_go_on()
-        self._end_segment()
 
     def _refuse_to_go_on(self) -> None:
         if self._failed:
