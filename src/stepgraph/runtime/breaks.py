@@ -27,7 +27,9 @@ def graph_break(function: F, *, name: str | None = None) -> F:
     At a replay its tensor arguments lie where they lay at the recording, and other arguments are the same objects. What
     it returns lies at the same addresses too: results are copied to where the recording had them, unless they lie in an
     argument. They keep shape and dtype, and plain values among them stay equal, since the recording has them built in.
-    Every other tensor that it makes is its own: a recorded operation may not read it. name: what reports call it; by default the function's qualified name.
+    Every other tensor that it makes is its own: a recorded operation may not read it.
+
+    name: what reports call it; by default the function's qualified name.
     """
     label = str(name or getattr(function, "__qualname__", type(function).__qualname__))
 
