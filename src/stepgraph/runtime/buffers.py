@@ -7,7 +7,8 @@ copy; slots that the device owns lie behind them and are never copied over, sinc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,20 @@ class StaticBuffers:
             if name in self._on_host:
                 self._on_host[name].fill_(slot.pad_value)
         self._staged, self._heads_staged = None, _NO_ROWS
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever happens inside, all slots and what staging knows of them are afterwards as they were before."""
+        slab, host = self.slab.clone(), self._host.clone()
+        known = (self._staged, self._heads_staged, set(self._fed_from_device), list(self._ranges))
+        patched = {name: set(rows) for name, rows in self._patched.items()}
+        try:
+            yield
+        finally:
+            self.slab.copy_(slab)
+            self._host.copy_(host)
+            self._staged, self._heads_staged, self._fed_from_device, self._ranges = known
+            self._patched = patched
 
     def views(self, batch: BatchDescriptor, request_slots: int | None = None) -> dict[str, torch.Tensor]:
         """Each slot's leading rows for a batch or key: what the step receives as keywords.

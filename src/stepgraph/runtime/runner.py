@@ -24,6 +24,10 @@ from stepgraph.runtime.outputs import StepOutput, named_outputs
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import record_keys, require_fit
 from stepgraph.runtime.stats import Stats
+from stepgraph.runtime.verify.bench import Subject
+from stepgraph.runtime.verify.check import MakeInputs, verify
+from stepgraph.runtime.verify.compare import Tolerance
+from stepgraph.runtime.verify.report import VerifyReport
 
 Step = Callable[..., Any]
 
@@ -186,6 +190,42 @@ class GraphRunner:
     def break_costs(self) -> dict[str, BreakTotal]:
         """What each break has cost the host so far, by name. The device's side: `graph(...).recording.measure()`."""
         return self._graphs.break_costs()
+
+    def verify(
+        self,
+        make_inputs: MakeInputs | None = None,
+        *,
+        seed: int = 0,
+        batches_per_key: int = 3,
+        rtol: float = 0.0,
+        atol: float = 0.0,
+    ) -> VerifyReport:
+        """Replay against eager for every captured key, on random batches; says where they part.
+
+        make_inputs: called as `make_inputs(batch, generator)`; gives the real rows of every slot, device-owned ones
+            too. By default floats are drawn and all others are 0.
+        rtol, atol: how far a replay may be from eager on the same rows; by default they are the same bit for bit.
+
+        Padded rows that a policy leaves alone are filled with NaN, or with the largest real index. The step runs many
+        times, eagerly too, so call this in the mode in which it serves. Buffers and `state` are put back; twice the
+        memory of the state is needed meanwhile.
+
+        Raises:
+            CaptureError: nothing is captured.
+            ReplayError: another thread is in a step.
+        """
+        subject = Subject(
+            self._run,
+            self._graphs,
+            self.buffers,
+            self.pool.platform,
+            self._request_slots,
+            self.state,
+            self._audit.sweep,
+        )
+        with self.pool.alone(), torch.no_grad():
+            tolerance = Tolerance(rtol, atol)
+            return verify(subject, make_inputs, seed=seed, batches_per_key=batches_per_key, tolerance=tolerance)
 
     def release(self) -> None:
         """Wait for the device, then give the graphs and their pool back; steps run eagerly until `capture()`.
