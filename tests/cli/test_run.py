@@ -61,7 +61,7 @@ def test_no_prompt_and_an_empty_one_are_refused(prompts: tuple[str, ...]) -> Non
 
 
 def test_thirteen_prompts_run_padded_to_sixteen(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--file", str(PROMPTS), "--max-tokens", "6", "--device", "cpu") == 0
+    assert call("--file", str(PROMPTS), "--max-tokens", "8", "--device", "cpu") == 0
     text = capsys.readouterr().out
     for number in range(1, 14):
         assert f"[{number}/13]" in text
@@ -77,13 +77,16 @@ def test_one_prompt_is_streamed_and_answered(demo_model: Path, capsys: pytest.Ca
 
 def test_json_accounts_for_every_token(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = as_json(capsys, FRANCE, "Count to three.", "Hi", "--max-tokens", "5", "--device", "cpu")
-    assert report["captured_sizes"] == [1, 2, 4] and report["dropped_sizes"] == {}
+    assert report["captured_sizes"] == [1, 2, 4] and report["dropped_sizes"] == {} and report["changes"] == []
+    assert report["captured_tokens"][-1] == len(report["coverage_mixed"]) and None not in report["coverage_mixed"]
     assert [result["prompt"] for result in report["results"]] == [FRANCE, "Count to three.", "Hi"]
     generated = sum(len(result["token_ids"]) for result in report["results"])
     assert report["tokens"]["generated"] == generated
-    # Prefill samples each request's first token; each later one is a real row of a decode step.
-    assert report["rows"]["real"] == generated - 3
-    assert sum(route["steps"] for route in report["routes"]) == report["steps"]
+    # Every token of a prompt is computed once; prefill samples a request's first token, and decode steps the others.
+    assert report["rows"]["real"] == report["tokens"]["prompt"] + generated - 3
+    for counts in (report["modes"].values(), report["reasons"].values(), [r["steps"] for r in report["routes"]]):
+        assert sum(counts) == report["steps"]
+    assert {route["kind"] for route in report["routes"]} == {"uniform", "mixed"}
     assert (
         sum(route["steps"] * (route["padded"] - route["real"]) for route in report["routes"])
         == (report["rows"]["padded"])
@@ -95,9 +98,14 @@ def test_graphs_change_no_token(demo_model: Path, capsys: pytest.CaptureFixture[
     common = [FRANCE, "Name a color.", "--max-tokens", "8", "--device", "cpu"]
     replayed = as_json(capsys, *common)
     eager = as_json(capsys, *common, "--graphs", "disabled")
+    broken = as_json(capsys, *common, "--graphs", "breakable")
+    phases = as_json(capsys, *common, "--graphs", "FULL_AND_PIECEWISE")
     assert eager["modes"] == {"EAGER": eager["steps"]} and eager["captured_sizes"] == []
     assert replayed["modes"] == {"FULL": replayed["steps"]}
-    assert [r["token_ids"] for r in replayed["results"]] == [r["token_ids"] for r in eager["results"]]
+    assert broken["modes"] == {"BREAKABLE": broken["steps"]}
+    assert set(phases["modes"]) == {"FULL", "BREAKABLE"}
+    for report in (replayed, broken, phases):
+        assert [r["token_ids"] for r in report["results"]] == [r["token_ids"] for r in eager["results"]]
 
 
 def test_a_seed_repeats_a_sampled_run(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +117,8 @@ def test_a_seed_repeats_a_sampled_run(demo_model: Path, capsys: pytest.CaptureFi
 
 def test_more_prompts_than_rows_take_turns(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = as_json(capsys, "a", "b", "c", "--max-num-seqs", "2", "--ladder", "1,2", "--max-tokens", "3")
-    assert len(report["results"]) == 3 and max(route["real"] for route in report["routes"]) <= 2
+    assert len(report["results"]) == 3
+    assert max(route["real"] for route in report["routes"] if route["kind"] == "uniform") <= 2
 
 
 @pytest.mark.parametrize(
@@ -168,4 +177,5 @@ def test_no_gpu_where_one_is_asked_for(demo_model: Path, capsys: pytest.CaptureF
 def test_thirteen_prompts_on_a_gpu(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = as_json(capsys, "--file", str(PROMPTS), "--max-tokens", "16")
     assert report["device"].startswith("cuda")
-    assert {"real": 13, "padded": 16, "mode": "FULL", "reason": "padded"}.items() <= report["routes"][-1].items()
+    thirteen = {"kind": "uniform", "real": 13, "padded": 16, "mode": "FULL", "reason": "padded"}
+    assert any(thirteen.items() <= route.items() for route in report["routes"])

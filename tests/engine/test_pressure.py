@@ -44,7 +44,7 @@ def gap_after(core, prompt: list[int], token: int) -> float:
 def test_500_requests_with_blocks_for_a_tenth(device) -> None:
     count = 500 if device.type == "cpu" else 100  # alone, one by one, they take minutes on a GPU
     requests = make_requests(random.Random(0), count)
-    core = tiny_engine(device, max_num_seqs=100, num_blocks=longest_need(requests) // 10 + 1, chunk_tokens=256)
+    core = tiny_engine(device, max_num_seqs=100, num_blocks=longest_need(requests) // 10 + 1, chunk_tokens=512)
     scheduler, victims = core.scheduler, []
     preempt = scheduler._preempt
 

@@ -39,7 +39,7 @@ Params = SamplingParams | Sequence[SamplingParams]
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPU_SEQS, _CPU_SEQS = 256, 16
-_GPU_CHUNK, _CPU_CHUNK = 512, 64
+_GPU_CHUNK, _CPU_CHUNK = 512, 128
 _CPU_KV_BYTES = 1 << 30
 _GPU_KV_FRACTION = 0.5  # of the memory that is free once the weights are there
 
@@ -64,7 +64,7 @@ class LLM:
     kv_blocks: KV blocks of 16 tokens, the null block included; by default what `max_num_seqs` sequences of
         `max_model_len` need, bounded by 1 GiB on a CPU and half of the free memory on a GPU.
     chunk_tokens: tokens of a step that prefills, its decoding rows included; prefill alone where those could fill it.
-        By default 512 on a GPU and 64 on a CPU, where capturing takes as long as computing.
+        By default 512 on a GPU and 128 on a CPU, where capturing takes as long as computing.
     penalties: whether requests may ask for repetition, presence and frequency penalties. Takes 4 bytes a row and
         token of the vocabulary; steps of requests that ask for none read nothing of it.
     strict: refuse graphs that would have to be changed.
