@@ -220,3 +220,23 @@ def test_a_steps_own_error_passes_through(platform: Platform) -> None:
 
     with pytest.raises(KeyError, match="mine"):
         platform.record(step, platform.new_pool())
+
+
+@pytest.mark.gpu
+def test_the_collector_frees_no_graph_during_a_capture() -> None:
+    """A freed graph breaks a capture that is under way, so nothing is collected until it has ended."""
+    platform = platform_for("cuda")
+    x = torch.ones(4, device="cuda")
+    for _ in range(5):
+        recording, _ = platform.record(lambda: x + 1, platform.new_pool())
+        cycle = [recording]
+        cycle.append(cycle)
+    del recording, cycle
+
+    def step() -> torch.Tensor:
+        piles = [[[] for _ in range(100)] for _ in range(1000)]  # enough for a collection
+        return x * len(piles)
+
+    recording, out = platform.record(step, platform.new_pool())
+    recording.replay()
+    assert out.tolist() == [1000.0] * 4

@@ -12,8 +12,6 @@ import torch
 
 from stepgraph.runtime.errors import ConfigError
 
-_BLOCK_SHARED = 48 << 10  # more dynamic shared memory than this must be asked for
-
 
 @cache
 def available() -> bool:
@@ -40,7 +38,7 @@ class CudaKernel:
         self._driver = driver
         self._module = _checked(driver.cuModuleLoadData(_compile(source, name, defines)))
         self._function = _checked(driver.cuModuleGetFunction(self._module, name.encode()))
-        self._shared = _BLOCK_SHARED
+        self._shared = 0  # dynamic shared memory that has been asked for
 
     def launch(
         self,

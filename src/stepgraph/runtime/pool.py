@@ -59,7 +59,7 @@ class GraphPool:
         self._handle = None
 
     def enter(self) -> None:
-        """Begin a step on this thread's current stream. Less than 1 µs.
+        """Begin a step on this thread's current stream. About 1 µs.
 
         Raises:
             ReplayError: another step of the pool is not over: in another thread, in this one, or on another stream.

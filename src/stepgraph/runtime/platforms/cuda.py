@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -59,6 +60,8 @@ class PinnedRing:
         self._bytes = [mirror.numpy() for mirror in self._pinned]
         self._copied = [torch.cuda.Event() for _ in self._pinned]
         self._turn = 0
+        self._stream: torch.cuda.Stream | None = None  # of the last copy: torch's look-up costs as much as the copy
+        self._raw_stream = -1
         self._spans: dict[
             tuple[int, int], tuple[torch.Tensor, list[torch.Tensor]]
         ] = {}  # slicing costs more than a look-up
@@ -72,7 +75,10 @@ class PinnedRing:
                 self._spans[start, stop] = (self._slab[start:stop], [p[start:stop] for p in self._pinned])
             target, sources = self._spans[start, stop]
             target.copy_(sources[turn], non_blocking=True)
-        self._copied[turn].record()
+        raw = torch._C._cuda_getCurrentRawStream(self._slab.device.index)
+        if self._stream is None or raw != self._raw_stream:
+            self._stream, self._raw_stream = torch.cuda.current_stream(self._slab.device), raw
+        self._copied[turn].record(self._stream)
 
 
 class CudaPlatform:
@@ -140,7 +146,7 @@ class CudaPlatform:
         segments = CudaSegments(self._stream, pool, self._side_streams)
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with _collector_off(), torch.cuda.stream(self._stream):
             try:
                 with logging_regions(segments.log):
                     yield segments
@@ -150,3 +156,15 @@ class CudaPlatform:
                     raise
                 raise refused from error
         current.wait_stream(self._stream)
+
+
+@contextlib.contextmanager
+def _collector_off() -> Iterator[None]:
+    """A graph that the collector frees during a capture breaks it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
