@@ -144,6 +144,50 @@ def test_a_mirror_in_flight_is_not_rewritten() -> None:
     assert [int(x[0]) for x in seen] == list(range(200)) and all(bool((x == x[0]).all()) for x in seen)
 
 
+def test_kept_puts_everything_back(device) -> None:
+    slots = [
+        Slot("host", torch.int64, "request", PaddingPolicy.ZERO),
+        Slot("own", torch.int64, "request", PaddingPolicy.ZERO, owner="device"),
+    ]
+    buffers = StaticBuffers(max_requests=4, device=device, slots=slots)
+    stage(buffers, 2, 4, host=torch.tensor([1, 2], device=device), own=[3, 4])
+    buffers.patch([2], own=[5])
+    with buffers.kept():
+        buffers.reset()
+        stage(buffers, 4, 4, host=[9] * 4, own=[9] * 4)
+    assert buffers["host"].tolist() == [1, 2, 0, 0] and buffers["own"].tolist() == [3, 4, 5, 0]
+    stage(buffers, 3, 4)
+    assert buffers["host"].tolist() == [1, 2, 0, 0] and buffers["own"].tolist() == [3, 4, 5, 0]
+
+
+def test_views_of_a_relaxed_key_and_of_one_kind_of_batch() -> None:
+    slots = [
+        Slot("t", torch.int64, "token", PaddingPolicy.ZERO),
+        Slot("r", torch.int64, "request", PaddingPolicy.ZERO),
+        Slot("m", torch.int64, "request", PaddingPolicy.ZERO, mixed_only=True),
+    ]
+    buffers = StaticBuffers(max_requests=4, max_tokens=16, slots=slots)
+
+    def rows(batch: BatchDescriptor, request_slots: int | None = None) -> dict[str, int]:
+        return {name: len(view) for name, view in buffers.views(batch, request_slots).items()}
+
+    assert rows(BatchDescriptor.relaxed(8)) == {"t": 8, "r": 4, "m": 4}
+    assert rows(BatchDescriptor.relaxed(8), 3) == {"t": 8, "r": 3, "m": 3}
+    assert rows(BatchDescriptor.relaxed(2), 3) == {"t": 2, "r": 2, "m": 2}
+    assert rows(BatchDescriptor.mixed(7, 2)) == {"t": 7, "r": 2, "m": 2}
+    assert rows(BatchDescriptor.decode(3, 2)) == {"t": 6, "r": 3}
+
+
+def test_tails_of_both_units() -> None:
+    slots = [Slot(per, torch.int64, per, PaddingPolicy.ZERO) for per in ("token", "request")]
+    buffers = StaticBuffers(max_requests=4, max_tokens=8, slots=slots)
+    full = BatchDescriptor.mixed(8, 4)
+    buffers.stage(full, BatchDescriptor.relaxed(8), {"token": [7] * 8, "request": [7] * 4})
+    buffers.stage(BatchDescriptor.mixed(5, 2), BatchDescriptor.relaxed(6), {"token": [1] * 5, "request": [1] * 2}, 3)
+    assert buffers["token"].tolist() == [1] * 5 + [0] + [7] * 2  # the key of six tokens ends there
+    assert buffers["request"].tolist() == [1, 1, 0, 7]  # and has three request slots
+
+
 def test_addresses_never_move() -> None:
     buffers = one_slot(PaddingPolicy.ZERO)
     before = buffers["x"].data_ptr()

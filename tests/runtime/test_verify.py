@@ -10,6 +10,7 @@ from stepgraph.runtime import (
     CaptureError,
     GraphConfig,
     GraphRunner,
+    InputError,
     Ladder,
     PaddingPolicy,
     Slot,
@@ -90,6 +91,8 @@ def test_nothing_captured_is_nothing_verified() -> None:
     runner = runner_of(lambda x: x + 1, mode="NONE")
     with pytest.raises(CaptureError, match="nothing to verify"):
         runner.verify()
+    with pytest.raises(InputError, match="0 batches"):
+        runner.verify(batches_per_key=0)
 
 
 def test_within_a_tolerance(device) -> None:

@@ -6,7 +6,6 @@ copy; slots that the device owns lie behind them and are never copied over, sinc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +15,12 @@ import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.errors import ConfigError, InputError
+from stepgraph.runtime.layout import Span, joined, pack
 from stepgraph.runtime.platforms import Platform, platform_for
 from stepgraph.runtime.slots import NUMPY_KNOWS, PaddingPolicy, Rows, Slot
 
 __all__ = ["PaddingPolicy", "Slot", "StaticBuffers"]
 
-_ALIGNMENT = 256  # bytes; what CUDA's allocator aligns to, so that vector loads of a slot stay aligned
 _NO_ROWS: Rows = {"token": 0, "request": 0}
 
 
@@ -57,12 +56,7 @@ class StaticBuffers:
         self.device = self.platform.device
 
         ordered = sorted(given, key=lambda slot: slot.owner == "device")
-        self._spans: dict[str, tuple[int, int]] = {}
-        end = 0
-        for slot in ordered:
-            nbytes = self._capacity[slot.per] * math.prod(slot.shape) * slot.dtype.itemsize
-            self._spans[slot.name] = (end, end + nbytes)
-            end = _aligned(end + nbytes)
+        self._spans, end = pack(ordered, self._capacity)
         host_end = max((self._spans[s.name][1] for s in ordered if s.owner == "host"), default=0)
 
         with torch.inference_mode(False):  # inference tensors could not be written outside that mode
@@ -251,19 +245,8 @@ class StaticBuffers:
         if self._ranges:
             self._mirror.upload(self._ranges)
 
-    def _host_ranges(self) -> list[tuple[int, int]]:
-        """Byte ranges of the packed copy: one, unless a slot is at present fed from the device."""
-        ranges: list[tuple[int, int]] = []
-        for name, (start, stop) in self._spans.items():
-            if name not in self._on_host or name in self._fed_from_device:
-                continue
-            if ranges and _aligned(ranges[-1][1]) == start:
-                ranges[-1] = (ranges[-1][0], stop)
-            else:
-                ranges.append((start, stop))
-        return ranges
-
-
-def _aligned(offset: int) -> int:
-    """The next offset at which a slot may start, in bytes."""
-    return -(-offset // _ALIGNMENT) * _ALIGNMENT
+    def _host_ranges(self) -> list[Span]:
+        """Of the packed copy: one, unless a slot is at present fed from the device."""
+        return joined(
+            span for name, span in self._spans.items() if name in self._on_host and name not in self._fed_from_device
+        )

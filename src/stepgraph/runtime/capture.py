@@ -94,13 +94,13 @@ def capture_graphs(
 
 def describe(key: BatchDescriptor) -> str:
     """A key in words: `512 tokens`, `16 requests`, `16 requests of 4 tokens`, and its adapters if any."""
-    text = _count(key.num_tokens, "token") if key.num_reqs is None else _count(key.num_reqs, "request")
+    text = count(key.num_tokens, "token") if key.num_reqs is None else count(key.num_reqs, "request")
     if (key.query_len or 1) > 1:
         text += f" of {key.query_len} tokens"
-    return f"{text} with {_count(key.num_loras, 'adapter')}" if key.num_loras else text
+    return f"{text} with {count(key.num_loras, 'adapter')}" if key.num_loras else text
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -120,7 +120,7 @@ def _why(error: Exception, key: BatchDescriptor, keys: Iterable[BatchDescriptor]
     phase, unit = ("decode", "request") if key.is_uniform else ("prefill", "token")
     family = [_size(k) for k in keys if (k.query_len, k.num_loras) == (key.query_len, key.num_loras)]
     smaller = [size for size in family if size < _size(key)]
-    advice = f"end the {phase} ladder at {_count(max(smaller), unit)}" if smaller else f"capture fewer {phase} sizes"
+    advice = f"end the {phase} ladder at {count(max(smaller), unit)}" if smaller else f"capture fewer {phase} sizes"
     return f"out of memory while capturing {describe(key)}; {advice}, or give the KV cache less memory (fewer blocks)"
 
 

@@ -122,6 +122,24 @@ def real_rows(
     return {name: value[: real[units[name]]] if units[name] in real else value for name, value in outputs.items()}
 
 
+class StepCount:
+    """Steps of a runner so far, which decide how long an output is its caller's."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def lease(self) -> Callable[[], str | None]:
+        """For the output of the step that is done last: says which step has overwritten it, if any."""
+        made_at = self.done
+
+        def expired() -> str | None:
+            if self.done == made_at:
+                return None
+            return f"step {made_at} made it and step {made_at + 1} has run since"
+
+        return expired
+
+
 class StepOutput:
     """One step's outputs, by name as attributes, and how the step ran.
 

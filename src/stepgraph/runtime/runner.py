@@ -20,7 +20,7 @@ from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.nodes import GraphNode
-from stepgraph.runtime.outputs import StepOutput, named_outputs
+from stepgraph.runtime.outputs import StepCount, StepOutput, named_outputs
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import record_keys, require_fit
 from stepgraph.runtime.stats import Stats
@@ -81,7 +81,7 @@ class GraphRunner:
         self._request_slots = config.prefill.max_requests
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._live = LiveBatches(buffers)
-        self._step_count = 0
+        self._steps = StepCount()
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
         self._audit = AddressAudit()
         self._check: Callable[[], None] | None = None  # before each replay, once something is watched
@@ -156,8 +156,8 @@ class GraphRunner:
             self.buffers.stage(batch, decision.key, inputs, self._request_slots)
             tensors = self._graphs.replay(decision) if replays else self._run_eager(decision)
             self.stats.record(decision)
-            self._step_count += 1
-            return StepOutput(tensors, decision, None if self.config.debug is Debug.OFF else self._lease())
+            self._steps.done += 1
+            return StepOutput(tensors, decision, None if self.config.debug is Debug.OFF else self._steps.lease())
         finally:
             self.pool.leave()
 
@@ -214,18 +214,10 @@ class GraphRunner:
             CaptureError: nothing is captured.
             ReplayError: another thread is in a step.
         """
-        subject = Subject(
-            self._run,
-            self._graphs,
-            self.buffers,
-            self.pool.platform,
-            self._request_slots,
-            self.state,
-            self._audit.sweep,
-        )
+        platform, slots = self.pool.platform, self._request_slots
+        subject = Subject(self._run, self._graphs, self.buffers, platform, slots, self.state, self._audit.sweep)
         with self.pool.alone(), torch.no_grad():
-            tolerance = Tolerance(rtol, atol)
-            return verify(subject, make_inputs, seed=seed, batches_per_key=batches_per_key, tolerance=tolerance)
+            return verify(subject, make_inputs, seed, batches_per_key, Tolerance(rtol, atol))
 
     def release(self) -> None:
         """Wait for the device, then give the graphs and their pool back; steps run eagerly until `capture()`.
@@ -263,13 +255,3 @@ class GraphRunner:
             _log.warning("a step runs eagerly (%s): %s", decision.reason, decision.detail)
         with torch.no_grad(), no_captures() if self._graphs else nullcontext():
             return named_outputs(self._run(decision.key))
-
-    def _lease(self) -> Callable[[], str | None]:
-        made_at = self._step_count
-
-        def expired() -> str | None:
-            if self._step_count == made_at:
-                return None
-            return f"step {made_at} made it and step {made_at + 1} has run since"
-
-        return expired

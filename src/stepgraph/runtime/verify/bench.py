@@ -101,16 +101,18 @@ class Bench:
         self._prepare(self.batch, ())
         return observe_eager(lambda: self.subject.run(self.batch), self._observer(True, detail_at))
 
-    def observe_padded(self, *, keep: bool, detail_at: int | None = None, seed: int = 0) -> list[Operation]:
+    def observe_padded(
+        self, *, keep: bool, detail_at: int | None = None, tails: bool = False, seed: int = 0
+    ) -> list[Operation]:
         self._prepare(self.key, self.poisoned, seed)
-        return observe_eager(lambda: self.subject.run(self.key), self._observer(keep, detail_at))
+        return observe_eager(lambda: self.subject.run(self.key), self._observer(keep, detail_at, tails))
 
     def observe_replayed(self, recording: Recording, *, keep: bool, detail_at: int | None = None) -> list[Operation]:
         self._prepare(self.key, self.poisoned)
         return observe_replay(recording, self._observer(keep, detail_at))
 
-    def _observer(self, keep: bool, detail_at: int | None) -> Observer:
-        return Observer(self._lens, keep=keep, detail_at=detail_at)
+    def _observer(self, keep: bool, detail_at: int | None, tails: bool = False) -> Observer:
+        return Observer(self._lens, keep=keep, detail_at=detail_at, tails=tails)
 
     def _prepare(self, rows_of: BatchDescriptor, poisoned: Sequence[str], seed: int = 0) -> None:
         self._restore()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
-from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.errors import CaptureError, InputError
 from stepgraph.runtime.slots import Slot
 from stepgraph.runtime.verify.bench import Bench, Results, Subject, random_state_kept
 from stepgraph.runtime.verify.compare import Tolerance, far_apart
@@ -24,13 +24,16 @@ _OTHER_SEED = 1
 
 
 def verify(
-    subject: Subject, make_inputs: MakeInputs | None, *, seed: int, batches_per_key: int, tolerance: Tolerance
+    subject: Subject, make_inputs: MakeInputs | None, seed: int, batches_per_key: int, tolerance: Tolerance
 ) -> VerifyReport:
     """What GraphRunner.verify does.
 
     Raises:
         CaptureError: nothing is captured.
+        InputError: no batches.
     """
+    if batches_per_key < 1:
+        raise InputError(f"{batches_per_key} batches for each key; at least one is needed")
     if not subject.graphs:
         raise CaptureError("nothing to verify: no graph is captured; call capture() first")
     verifier = _Verifier(subject, make_inputs, seed, tolerance)

@@ -47,7 +47,7 @@ def where_padding_parts(bench: Bench) -> tuple[str, ...] | None:
     if parting is None:
         return None
     live = bench.observe_live(detail_at=parting.ours)
-    padded = bench.observe_padded(keep=True, detail_at=parting.theirs)
+    padded = bench.observe_padded(keep=True, detail_at=parting.theirs, tails=True)
     return _explain(parting, live, padded, "without padding", "padded")
 
 
@@ -88,11 +88,13 @@ def _explain(
     inputs = list(zip(one.inputs, other.inputs, strict=False))
     for number, (mine, yours) in enumerate(inputs):
         if mine == yours:
-            lines.append(f"input {number}: {mine}")
+            lines.append(f"input {number}: {mine.text}")
+        elif mine.digest is not None and mine.digest == yours.digest:
+            lines.append(f"input {number}: {yours.text}")
         else:
-            lines.append(f"input {number} differs already: {us} {mine}; {them} {yours}")
+            lines.append(f"input {number} differs already: {us} {mine.text}; {them} {yours.text}")
     for mine, yours in zip(one.results, other.results, strict=False):
-        lines.append(f"result: {us} {mine}; {them} {yours}")
+        lines.append(f"result: {us} {mine.text}; {them} {yours.text}")
     return tuple(lines)
 
 

@@ -23,7 +23,7 @@ Lens = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 _KEPT_ELEMENTS = 1 << 22  # values of larger results are not kept, only their digests
 _CHUNK = 1 << 24  # elements of a digest at a time
 _ODD = -0x61C8864680B583EB  # 2^64 / golden ratio
-_UNFILLED = ("aten.empty", "aten.new_empty", "aten.resize")
+_UNFILLED = ("aten.empty", "aten.new_empty", "aten.resize")  # what they return is whatever lay there
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,22 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Detail:
+    """An input or a result in words, and a tensor's digest."""
+
+    text: str
+    digest: int | None
+
+
+@dataclass(frozen=True)
 class Operation:
     """One operator that ran: its name, where it was called, and what it returned or wrote."""
 
     name: str
     line: str
     looks: tuple[Look, ...]
-    inputs: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
+    inputs: tuple[Detail, ...] = ()
+    results: tuple[Detail, ...] = ()
     region: str = ""
 
 
@@ -56,27 +64,36 @@ class Observer(TorchDispatchMode):
     """Notes every operator that makes or changes a tensor.
 
     keep: keep values as well, for comparing within a tolerance. detail_at: the operator whose inputs and results are
-    also described.
+    also described; tails: with their padded rows.
     """
 
-    def __init__(self, lens: Lens, *, keep: bool = False, detail_at: int | None = None) -> None:
+    def __init__(self, lens: Lens, *, keep: bool = False, detail_at: int | None = None, tails: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
-        self._lens, self._keep, self._detail_at = lens, keep, detail_at
+        self._lens, self._keep, self._detail_at, self._tails = lens, keep, detail_at, tails
 
     def __torch_dispatch__(
         self, func: torch._ops.OpOverload, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         wanted = len(self.operations) == self._detail_at
-        inputs = tuple(describe_value(leaf) for leaf in tree_leaves((args, kwargs))) if wanted else ()
+        inputs = tuple(self._detail(leaf) for leaf in tree_leaves((args, kwargs))) if wanted else ()
         result = func(*args, **kwargs)
         seen = [] if str(func).startswith(_UNFILLED) else _made_or_written(func, args, kwargs, result)
         if seen:
             looks = tuple(Look.at(part, keep=self._keep) for tensor in seen for part in self._lens(tensor))
-            results = tuple(describe_value(tensor) for tensor in seen) if wanted else ()
+            results = tuple(self._detail(tensor) for tensor in seen) if wanted else ()
             self.operations.append(Operation(str(func), calling_line(), looks, inputs, results))
         return result
+
+    def _detail(self, value: Any) -> Detail:
+        if not isinstance(value, torch.Tensor):
+            return Detail(repr(value), None)
+        part = self._lens(value)[0]
+        text = describe_tensor(part)
+        if self._tails and part.dim() and part.data_ptr() == value.data_ptr() and part.shape[0] < value.shape[0]:
+            text += f", padded rows {describe_tensor(value[part.shape[0] :])}"
+        return Detail(text, int(digest(part)))
 
 
 def observe_eager(step: Callable[[], Any], observer: Observer) -> list[Operation]:
@@ -97,22 +114,25 @@ def observe_eager(step: Callable[[], Any], observer: Observer) -> list[Operation
 def observe_replay(recording: Recording, observer: Observer) -> list[Operation]:
     """Replay a recording piece by piece. Only what runs through torch's dispatcher is seen: all of a tape, and the
     breaks of others."""
-    parts = recording._parts if isinstance(recording, BreakableRecording) else [recording]
-    with torch.inference_mode() if _is_tape(parts) else torch.no_grad():
-        for part in parts:
-            if isinstance(part, Break):
-                with observer:
-                    part()
-            elif isinstance(part, TapeRecording):
+    breakable = recording if isinstance(recording, BreakableRecording) else None
+    for part in breakable._parts if breakable is not None else [recording]:
+        if breakable is not None and isinstance(part, Break):
+            with breakable._mode(), observer:
+                part()
+        elif isinstance(part, TapeRecording):
+            with torch.inference_mode():
                 for node, call in zip(part.nodes(), part._calls, strict=True):
                     _observe_call(observer, node.name, node.region, call)
-            else:
-                part.replay()
+        elif not isinstance(part, Break):
+            part.replay()
     return observer.operations
 
 
 def _observe_call(observer: Observer, name: str, region: str, call: tuple[Callable[..., Any], Any, Any]) -> None:
     function, args, kwargs = call
+    if name.startswith(_UNFILLED):
+        function(*args, **kwargs)
+        return
     before = len(observer.operations)
     with observer:
         function(*args, **kwargs)
@@ -122,10 +142,6 @@ def _observe_call(observer: Observer, name: str, region: str, call: tuple[Callab
 
 def _named(op: Operation, name: str, region: str) -> Operation:
     return Operation(name, op.line, op.looks, op.inputs, op.results, region)
-
-
-def _is_tape(parts: Sequence[Any]) -> bool:
-    return any(isinstance(part, TapeRecording) for part in parts)
 
 
 def _made_or_written(
@@ -165,15 +181,13 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def describe_value(value: Any) -> str:
-    """A tensor with its range, or anything else as Python writes it."""
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
+def describe_tensor(value: torch.Tensor) -> str:
+    """Its dtype, shape and range."""
     head = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if value.is_complex() or not value.numel():
         return head
     if value.numel() == 1:
-        return f"{head} {value.item():g}"
+        return f"{head} {value.item():g}".replace("nan", "NaN")
     if not value.is_floating_point():
         return f"{head} from {int(value.min())} to {int(value.max())}"
     wide = value.detach().float()

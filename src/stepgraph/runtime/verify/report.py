@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepgraph.runtime.batch import BatchDescriptor
-from stepgraph.runtime.capture import describe
+from stepgraph.runtime.capture import count, describe
 from stepgraph.runtime.dispatch import Mode
 
 
@@ -108,4 +108,6 @@ class VerifyReport:
 
 
 def describe_live(batch: BatchDescriptor) -> str:
-    return describe(batch) if batch.is_uniform else f"{batch.num_tokens} tokens of {batch.num_reqs} requests"
+    if batch.is_uniform:
+        return describe(batch)
+    return f"{count(batch.num_tokens, 'token')} of {count(batch.num_reqs or 0, 'request')}"
