@@ -29,6 +29,7 @@ from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime import BatchDescriptor, GraphConfig, GraphRunner, Ladder
 
 SHAPE, CONTEXT, MAX_LEN = "llama-3-8b", 512, 8192
+LONG = MAX_LEN - 1  # the step writes one more token
 BAR_MS, USUAL = 4.85, 330  # what vLLM takes, less a margin; launches a step that are usually counted
 REPLAYS, ROUNDS, STEPS_A_ROUND, CAPTURES = 400, 20, 5, 6
 
@@ -39,7 +40,7 @@ EVERYTHING = SamplingParams(
 
 
 class OneRow:
-    """An engine whose one row decodes the token at `CONTEXT`, again and again."""
+    """An engine whose one row decodes the token at `context`, again and again."""
 
     def __init__(self, model: DecoderModel, params: SamplingParams, sampler: str) -> None:
         device, blocks = model.device, blocks_for(MAX_LEN)
@@ -56,6 +57,7 @@ class OneRow:
             sampler=get_sampler(sampler),
         )
         self.core.kv_cache.normal_(generator=torch.Generator(device).manual_seed(1))
+        self.context = CONTEXT
         self.core.capture()
         self.buffers, self.graph = self.core.buffers, self.core.runner
         self.eager = GraphRunner(self.graph._step, self.buffers, GraphConfig.preset("NONE"))
@@ -67,8 +69,8 @@ class OneRow:
         self.graph(num_requests=1, **sampling_inputs([request]))
 
     def rewind(self) -> None:
-        self.buffers["positions"].fill_(CONTEXT - 1)
-        self.buffers["seq_lens"].fill_(CONTEXT)
+        self.buffers["positions"].fill_(self.context - 1)
+        self.buffers["seq_lens"].fill_(self.context)
 
     def token(self, runner: GraphRunner) -> int:
         """The token after token 1."""
@@ -80,14 +82,24 @@ class OneRow:
         """Milliseconds of each step, from its first launch to its end, as the device sees them."""
         return device_ms(lambda: runner(num_requests=1), count, before=self.rewind)
 
+    def ms_at(self, context: int) -> float:
+        """Of a step in one graph, at this context."""
+        self.context = context
+        found = statistics.median(self.times(self.graph, STEPS_A_ROUND))
+        self.context = CONTEXT
+        return found
+
 
 def bytes_read(model: DecoderModel) -> int:
     """What a step of one row must read: every weight but the embedding's other rows, and the row's keys and values."""
     weights = [model.lm_head, model.final_norm]
     for layer in model.layers:
         weights += [w for w in vars(layer).values() if w is not None]
-    kv = CONTEXT * 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim
-    return sum(w.numel() * w.element_size() for w in weights) + kv * model.dtype.itemsize
+    return sum(w.numel() * w.element_size() for w in weights) + CONTEXT * kv_bytes_a_token(model)
+
+
+def kv_bytes_a_token(model: DecoderModel) -> int:
+    return 2 * model.config.num_layers * model.config.num_kv_heads * model.config.head_dim * model.dtype.itemsize
 
 
 def capture_cost(row: OneRow) -> dict[str, dict[str, float]]:
@@ -167,6 +179,7 @@ def main() -> int:
         lambda: statistics.median(row.times(row.eager, STEPS_A_ROUND)),
         lambda: statistics.median(row.times(row.graph, STEPS_A_ROUND)),
     )
+    longer = in_turns(ROUNDS, lambda: row.ms_at(LONG), lambda: row.ms_at(1))
     cost = capture_cost(row)
     nodes, samples = {"greedy": row.graph.graph_nodes(1)}, {"greedy": alone}
     listed = {"greedy": listing(nodes["greedy"])}
@@ -184,18 +197,34 @@ def main() -> int:
         spread("one graph, greedy, in turns with eager", [graph for _, graph in pairs]),
         spread("eager, greedy", [eager for eager, _ in pairs]),
         ["its bytes at the read limit", *least.values()],
+        spread(f"one graph, greedy, context {LONG:,}, in turns with context 1", [long for long, _ in longer]),
+        spread("one graph, greedy, context 1", [short for _, short in longer]),
     ]
     step_ms, speed = statistics.median(alone), ratio(pairs)
     share = f"{least['median'] / step_ms:.0%} of the read limit of {limit['median'] / 1e12:.2f} TB/s in the same run"
+    added = statistics.median(long - short for long, short in longer)
+    kv_bytes = (LONG - 1) * kv_bytes_a_token(model)
+    context = (
+        f"What {LONG:,} tokens of context add, {added:.3f} ms, reads them at "
+        f"{kv_bytes / (added * 1e-3) / limit['median']:.0%} of the limit"
+    )
     versus = f"Eager / graph, paired: {speed[0]:.2f} ({speed[1]:.2f} to {speed[2]:.2f})"
-    print(*rows, *(f"{name}: {describe(counted)}" for name, counted in counts.items()), share, versus, cost, sep="\n")
+    print(
+        *rows,
+        *(f"{name}: {describe(counted)}" for name, counted in counts.items()),
+        share,
+        context,
+        versus,
+        cost,
+        sep="\n",
+    )
     totals = ", ".join(f"{name} {counted.total}" for name, counted in counts.items())
     write_result(
         {
             "name": "h200_unfused",
             "definition": f"Llama-3-8B's shape, random bfloat16 weights, batch 1, context {CONTEXT}: device time of a "
             f"whole decode step of the `unfused` operations, greedy, and sampled with every filter and penalty. The "
-            f"bar is {BAR_MS} ms for greedy; it runs at {share}. {versus}. Greedy is {describe(counts['greedy'])}. "
+            f"bar is {BAR_MS} ms for greedy; it runs at {share}. {context}. {versus}. Greedy is {describe(counts['greedy'])}. "
             f"Nodes in all: {totals}; some {USUAL} are usually counted, without what the libraries add.",
             "unit": "ms",
             "machine": machine(),
@@ -207,7 +236,7 @@ def main() -> int:
             "nodes": listed,
             "capture": cost,
             "read_limit": limit,
-            "samples": {**samples, "eager and graph in turns, greedy": pairs},
+            "samples": {**samples, "eager and graph in turns, greedy": pairs, "contexts": longer},
         }
     )
     wrong = complaints(counts, step_ms, tokens)
