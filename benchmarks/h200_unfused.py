@@ -224,7 +224,8 @@ def main() -> int:
             "name": "h200_unfused",
             "definition": f"Llama-3-8B's shape, random bfloat16 weights, batch 1, context {CONTEXT}: device time of a "
             f"whole decode step of the `unfused` operations, greedy, and sampled with every filter and penalty. The "
-            f"bar is {BAR_MS} ms for greedy; it runs at {share}. {context}. {versus}. Greedy is {describe(counts['greedy'])}. "
+            f"bar is {BAR_MS} ms for greedy; it runs at {share}. {context}. {versus}. "
+            f"Greedy is {describe(counts['greedy'])}. "
             f"Nodes in all: {totals}; some {USUAL} are usually counted, without what the libraries add.",
             "unit": "ms",
             "machine": machine(),
