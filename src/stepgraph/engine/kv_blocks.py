@@ -20,15 +20,24 @@ def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return config.num_layers * 2 * BLOCK_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
-def allocate_cache(config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[num_blocks, layers, 2, block_size, kv_heads, head_dim], zeroed. Blocks lead, so that it can grow.
+def cache_shape(config: ModelConfig, num_blocks: int) -> tuple[int, ...]:
+    """(num_blocks, layers, 2, block_size, kv_heads, head_dim). Blocks lead, so that a cache can grow.
 
     Raises:
-        ConfigError: more than the device has, or fewer than two.
+        ConfigError: fewer than two blocks.
     """
-    shape = (num_blocks, config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     if num_blocks < 2:
         raise ConfigError(f"KV cache: {num_blocks} blocks; at least 2 are needed, since block 0 is reserved")
+    return (num_blocks, config.num_layers, 2, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+
+
+def allocate_cache(config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Of `cache_shape`, zeroed.
+
+    Raises:
+        ConfigError: more than the device has, or fewer than two blocks.
+    """
+    shape = cache_shape(config, num_blocks)
     try:
         return torch.zeros(shape, dtype=dtype, device=device)
     except RuntimeError:  # out of memory, in the words of the device, or a size beyond counting
@@ -40,7 +49,10 @@ def allocate_cache(config: ModelConfig, num_blocks: int, dtype: torch.dtype, dev
 
 
 class BlockPool:
-    """Free blocks, handed out last returned first, so that warm memory is used again."""
+    """Free blocks, handed out last returned first, so that warm memory is used again.
+
+    num_blocks: the null block included, which is never handed out.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.capacity = num_blocks - 1
@@ -59,3 +71,20 @@ class BlockPool:
 
     def give_back(self, blocks: list[int]) -> None:
         self._free.extend(reversed(blocks))
+
+    def grow(self, num_blocks: int) -> None:
+        """Take in the blocks up to `num_blocks`; those there were go first."""
+        self._free[:0] = range(num_blocks - 1, self.capacity, -1)
+        self.capacity = num_blocks - 1
+
+    def shrink(self, num_blocks: int) -> None:
+        """Let the blocks from `num_blocks` on go.
+
+        Raises:
+            ValueError: some of them are handed out; nothing has changed.
+        """
+        kept = [block for block in self._free if block < num_blocks]
+        held = self.capacity + 1 - num_blocks - (len(self._free) - len(kept))
+        if held:
+            raise ValueError(f"{held} of the blocks from {num_blocks} on are handed out")
+        self._free, self.capacity = kept, num_blocks - 1

@@ -124,6 +124,12 @@ class Scheduler:
         self.prefilling.remove(request)
         self.rows.append(request)
 
+    def vacate(self, num_blocks: int) -> None:
+        """Preempt every request that holds a block from `num_blocks` on: these are free afterwards."""
+        for request in [*self.rows, *self.prefilling]:
+            if any(block >= num_blocks for block in request.blocks):
+                self._preempt(request)
+
     def take_dirty_rows(self) -> list[int]:
         """Rows that another one's occupant moved to since the last call."""
         dirty = sorted(row for row in self._dirty if row < len(self.rows))
