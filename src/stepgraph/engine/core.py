@@ -89,6 +89,9 @@ class EngineCore:
         # Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0.
         self._verified = self.kv_cache[1 : 1 + blocks_for(tokens) + _VERIFIED_BLOCKS * rows]
         self.runner = GraphRunner(step, self.buffers, self.resolution.config, state={"kv_cache": self._verified})
+        self.runner.watch(vars(model), "model")
+        for index, layer in enumerate(model.layers):
+            self.runner.watch(vars(layer), f"model.layers.{index}")
         self._rows_staged = 0  # of a step without prefill
 
     @torch.inference_mode()
