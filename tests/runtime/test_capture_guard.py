@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stepgraph.runtime import Backend, GraphConfig, GraphRunner, Ladder, PaddingPolicy, Slot, StaticBuffers
+from stepgraph.runtime.breaks import graph_break
 from stepgraph.runtime.capture_guard import no_captures, refuse_capture_while_serving, serving
 from stepgraph.runtime.config import DecodePhase
 from stepgraph.runtime.errors import CaptureError
@@ -169,6 +170,25 @@ def test_a_step_that_captures_its_own_runner_is_refused() -> None:
     runner = runner_of(lambda x: runner.capture() if len(x) > 2 else x)
     with pytest.raises(CaptureError, match=r"in <lambda>: runner = runner_of\(lambda x: runner\.capture"):
         runner(x=torch.ones(3))
+
+
+def test_a_raw_capture_in_a_replayed_break_is_refused_by_its_line(fakes) -> None:
+    graphs: list[FakeGraph] = []
+    serves: list[bool] = []
+
+    @graph_break
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        if serves:
+            graphs.append(FakeGraph())
+            graphs[-1].capture_begin()
+        return x + 1
+
+    runner = runner_of(attention, phase=DecodePhase(Backend.BREAKABLE, Ladder.explicit([2])))
+    assert runner(x=torch.ones(2)).output.eq(2).all()
+    serves.append(True)
+    with pytest.raises(CaptureError, match=r"in attention: graphs\[-1\]\.capture_begin\(\)"):
+        runner(x=torch.ones(2))
+    assert not graphs[0].calls and not serving
 
 
 def test_a_platforms_recording_in_an_eager_step_is_refused_by_its_line(device) -> None:
