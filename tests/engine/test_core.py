@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine.tiny import CONFIG, finish, request, run_all, tiny_engine
 
-from stepgraph.runtime import Ladder
+from stepgraph.runtime import Ladder, ReplayError
 
 
 def prompts(rng: random.Random, count: int, longest: int = 40) -> list[list[int]]:
@@ -123,3 +123,15 @@ def test_sampled_steps_differ_and_a_seed_repeats_them(device) -> None:
 
 def test_capture_leaves_the_cache_alone_but_for_the_null_block(device) -> None:
     assert tiny_engine(device).kv_cache[1:].eq(0).all()
+
+
+def test_a_weight_that_moved_is_refused_by_name(device) -> None:
+    core = tiny_engine(device)
+    run_all(core, [request(0, [1, 2, 3])])
+    core.model.final_norm = core.model.final_norm.clone()
+    with pytest.raises(ReplayError, match=r"model\.final_norm from"):
+        core.runner.check_addresses()
+    core = tiny_engine(device)
+    core.model.layers[1].down.data = core.model.layers[1].down.clone()
+    with pytest.raises(ReplayError, match=r"model\.layers\.1\.down from"):
+        core.runner.check_addresses()

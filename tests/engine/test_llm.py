@@ -8,7 +8,7 @@ from engine.hf import greedy, write_checkpoint
 
 from stepgraph.engine import LLM, SamplingParams
 from stepgraph.engine.errors import RequestError
-from stepgraph.runtime import CaptureError, ConfigError, Ladder
+from stepgraph.runtime import Backend, CaptureError, ConfigError, DecodePhase, GraphConfig, Ladder
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -174,12 +174,24 @@ def test_a_request_that_can_never_fit_the_cache_is_refused(checkpoint: Path) -> 
         ({"kv_blocks": 0}, "at least 2 are needed"),
         ({"kv_blocks": 10**12}, "give it fewer blocks"),
         ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        ({"graphs": GraphConfig(), "ladder": Ladder.explicit([4])}, "give only one of them"),
         ({"max_num_seqs": 10**8}, "at most 65536"),
     ],
 )
 def test_settings_that_cannot_work_say_what_to_change(checkpoint: Path, options, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         LLM(checkpoint, **{"device": "cpu", "max_num_seqs": 2, **options})
+
+
+def test_graphs_by_vllms_names_and_by_configuration(checkpoint: Path, llm: LLM) -> None:
+    expected = [output.outputs[0].token_ids for output in llm.generate(["ab", "cde"], GREEDY)]
+    own = GraphConfig(DecodePhase(Backend.BREAKABLE, Ladder.explicit([2, 4, 512])), debug="eager-through-graph")
+    for graphs in ("FULL_AND_PIECEWISE", "breakable", own):
+        other = LLM(checkpoint, device="cpu", max_num_seqs=4, graphs=graphs, strict=True)
+        assert [output.outputs[0].token_ids for output in other.generate(["ab", "cde"], GREEDY)] == expected
+        assert other.stats.steps == sum(other.stats.by_mode().values())
+    assert other.resolution.config.decode.ladder == Ladder.explicit([2, 4])
+    assert [change.where for change in other.resolution.changes] == ["decode.ladder"]
 
 
 def test_rungs_above_the_batch_are_left_out(checkpoint: Path) -> None:

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from stepgraph.runtime import GraphConfig, GraphRunner, Ladder, PaddingPolicy, Slot, StaticBuffers
+from stepgraph.runtime import Backend, GraphConfig, GraphRunner, Ladder, PaddingPolicy, Slot, StaticBuffers
+from stepgraph.runtime.breaks import graph_break
 from stepgraph.runtime.capture_guard import no_captures, refuse_capture_while_serving, serving
+from stepgraph.runtime.config import DecodePhase
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.pool import GraphPool
@@ -140,11 +142,12 @@ def test_torchs_own_classes_have_what_is_hooked() -> None:
     assert torch.cuda.graph.__enter__ is enter and torch.cuda.CUDAGraph.capture_begin is begin
 
 
-def runner_of(step, device="cpu") -> GraphRunner:
-    buffers = StaticBuffers(
-        max_requests=4, device=device, slots=[Slot("x", torch.float32, "request", PaddingPolicy.ZERO)]
-    )
-    runner = GraphRunner(step, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2])))
+DECODE = DecodePhase(Backend.FULL, Ladder.explicit([2]))
+
+
+def runner_of(step, device="cpu", phase: DecodePhase = DECODE) -> GraphRunner:
+    slots = [Slot("x", torch.float32, "request", PaddingPolicy.ZERO)]
+    runner = GraphRunner(step, StaticBuffers(max_requests=4, device=device, slots=slots), GraphConfig(phase))
     runner.capture()
     return runner
 
@@ -167,6 +170,41 @@ def test_a_step_that_captures_its_own_runner_is_refused() -> None:
     runner = runner_of(lambda x: runner.capture() if len(x) > 2 else x)
     with pytest.raises(CaptureError, match=r"in <lambda>: runner = runner_of\(lambda x: runner\.capture"):
         runner(x=torch.ones(3))
+
+
+def test_a_raw_capture_in_a_replayed_break_is_refused_by_its_line(fakes) -> None:
+    graphs: list[FakeGraph] = []
+    serves: list[bool] = []
+
+    @graph_break
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        if serves:
+            graphs.append(FakeGraph())
+            graphs[-1].capture_begin()
+        return x + 1
+
+    runner = runner_of(attention, phase=DecodePhase(Backend.BREAKABLE, Ladder.explicit([2])))
+    assert runner(x=torch.ones(2)).output.eq(2).all()
+    serves.append(True)
+    with pytest.raises(CaptureError, match=r"in attention: graphs\[-1\]\.capture_begin\(\)"):
+        runner(x=torch.ones(2))
+    assert not graphs[0].calls and not serving
+
+
+def test_a_platforms_recording_in_an_eager_step_is_refused_by_its_line(device) -> None:
+    platform = platform_for(device)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 3:
+            platform.record(lambda: x + 1, platform.new_pool())
+        if len(x) == 4:
+            platform.record_breakable(lambda: x + 1, platform.new_pool())
+        return x
+
+    runner = runner_of(step, device)
+    for size, name in ((3, "record"), (4, "record_breakable")):
+        with pytest.raises(CaptureError, match=rf"in step: platform\.{name}\("):
+            runner(x=torch.ones(size))
 
 
 def test_a_raw_capture_in_an_eager_step_is_refused_by_its_line(fakes) -> None:

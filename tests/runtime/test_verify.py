@@ -25,9 +25,11 @@ ROWS = 8
 X = Slot("x", torch.float32, "request", PaddingPolicy.ZERO, (4,))
 
 
-def runner_of(step, slots=(X,), device="cpu", mode="FULL_DECODE_ONLY", state=None, **kwargs) -> GraphRunner:
+def runner_of(
+    step, slots=(X,), device="cpu", mode="FULL_DECODE_ONLY", sizes=(2, ROWS), state=None, **kwargs
+) -> GraphRunner:
     buffers = StaticBuffers(max_requests=ROWS, slots=slots, device=device)
-    ladder = Ladder.explicit([2, ROWS])
+    ladder = Ladder.explicit(sizes)
     config = GraphConfig.preset(mode, ladder=ladder, prefill_ladder=ladder if "PIECE" in mode else None, **kwargs)
     runner = GraphRunner(step, buffers, config, state=state)
     runner.capture()
@@ -272,13 +274,24 @@ def test_what_depends_on_the_keys_before_it(device) -> None:
     left = torch.zeros((), device=device)
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        if len(x) <= 2:
+        if len(x) > 1:
             return x + left
-        left.add_(1)
+        left.copy_(x[0, 0])
         return x + 1
 
-    fault = only_fault(runner_of(step, device=device).verify(), FaultKind.LATER)
+    runner = runner_of(step, device=device, sizes=(1, ROWS))
+    fault = only_fault(runner.verify(batches_per_key=2), FaultKind.LATER)
     assert "the replay is another one after other keys have run" in fault
+
+
+def test_whole_numbers_hide_nothing_on_the_tape() -> None:
+    """A weight that has moved is found before it changes a choice."""
+    weights = {"w": torch.eye(4)}
+    runner = runner_of(lambda x: (x @ weights["w"]).argmax(1))
+    assert runner.verify().ok
+    weights["w"] = weights["w"] * 1.0001
+    fault = only_fault(runner.verify(), FaultKind.RECORDING)
+    assert "not what it computes on the way" in fault and "first operator that differs: aten.mm.default" in fault
 
 
 def test_the_report_as_a_dictionary() -> None:

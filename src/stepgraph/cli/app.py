@@ -1,7 +1,7 @@
 """The command line's grammar. Each command parses its options, calls one function, and turns errors into one line.
 
-Exit codes: 0 done, 1 `env` found something that cannot work, 2 wrong use or bad input, 130 interrupted,
-141 whoever read the output went away.
+Exit codes: 0 done, 1 `env` found something that cannot work or `verify` a wrong replay, 2 wrong use or bad input,
+130 interrupted, 141 whoever read the output went away.
 """
 
 from __future__ import annotations
@@ -166,6 +166,25 @@ def explain_command(
         from stepgraph.cli.explain import explain
 
         explain(config, as_json=as_json, strict=strict, picture=picture)
+
+
+@app.command("verify")
+def verify_command(
+    model: Annotated[
+        str | None,
+        typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
+    ] = None,
+    device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
+    graphs: Annotated[Graphs, typer.Option(help="The graphs to verify, as for `run`.")] = Graphs.FULL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+) -> None:
+    """Replay every graph against eager on random batches, and name the first operator that differs."""
+    with _one_line_errors():
+        from stepgraph.cli.verify import verify
+
+        device_name = None if device is None else device.value
+        if not verify(model=model, device=device_name, graphs=graphs.value, as_json=as_json):
+            raise typer.Exit(1)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -11,6 +11,7 @@ import torch
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BlockPool, allocate_cache, blocks_for
 from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
 from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
@@ -20,11 +21,14 @@ from stepgraph.ops.sampling import Sampler, sample
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import GraphConfig
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.errors import ConfigError, ReplayError
 from stepgraph.runtime.resolve import AttentionGroup, Severity, resolve
 from stepgraph.runtime.runner import GraphRunner
+from stepgraph.runtime.verify import VerifyReport
 
 _log = logging.getLogger(__name__)
+
+_VERIFIED_BLOCKS = 4  # a request, at most, beside those for a step's tokens
 
 
 class EngineCore:
@@ -82,12 +86,41 @@ class EngineCore:
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab),
         )
         step = DecoderStep(model, attention, self.kv_cache, sampler)
-        self.runner = GraphRunner(step, self.buffers, self.resolution.config, state={"kv_cache": self.kv_cache[1:]})
+        # Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0.
+        self._verified = self.kv_cache[1 : 1 + blocks_for(tokens) + _VERIFIED_BLOCKS * rows]
+        self.runner = GraphRunner(step, self.buffers, self.resolution.config, state={"kv_cache": self._verified})
+        self.runner.watch(vars(model), "model")
+        for index, layer in enumerate(model.layers):
+            self.runner.watch(vars(layer), f"model.layers.{index}")
         self._rows_staged = 0  # of a step without prefill
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         return self.runner.capture(progress)
+
+    @torch.inference_mode()
+    def verify(self, *, seed: int = 0) -> VerifyReport:
+        """Replay every captured key against eager, on random batches; see `GraphRunner.verify`. Overwrites the cache.
+
+        Raises:
+            ReplayError: requests are under way.
+            ConfigError: the engine is too small for the batches that its keys may run.
+            CaptureError: nothing is captured.
+        """
+        if self.scheduler.has_work:
+            raise ReplayError("verify writes the KV cache, and requests are under way; let them end first")
+        batches = RandomBatches(
+            vocab_size=self.model.config.vocab_size,
+            max_model_len=self.max_model_len,
+            num_blocks=self._verified.shape[0],
+            max_blocks=self._max_blocks,
+            penalties=self.penalties,
+            device=self.model.device,
+        )
+        batches.require_room(self.buffers.max_requests, self.buffers.max_tokens)
+        self._verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
+        self._rows_staged = 0
+        return self.runner.verify(batches, seed=seed)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:

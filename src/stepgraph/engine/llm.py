@@ -33,6 +33,7 @@ from stepgraph.runtime.ladder import Ladder
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.resolve import Resolution
 from stepgraph.runtime.stats import Stats
+from stepgraph.runtime.verify import VerifyReport
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams]
@@ -138,6 +139,15 @@ class LLM:
     def resolution(self) -> Resolution:
         """The graphs that run, and what was changed of those asked for, by which rule and why."""
         return self.core.resolution
+
+    def verify(self, *, seed: int = 0) -> VerifyReport:
+        """Replay every graph against eager on random batches, and find the first operator that differs.
+
+        Raises:
+            ReplayError: requests are under way. ConfigError: the engine is too small for the batches that its graphs
+                may run. CaptureError: there are no graphs.
+        """
+        return self.core.verify(seed=seed)
 
     def generate(
         self,

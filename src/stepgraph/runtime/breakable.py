@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from stepgraph.runtime.break_cost import BreakCost, DeviceClock, measure_once, median_costs
+from stepgraph.runtime.capture_guard import no_captures
 from stepgraph.runtime.errors import ReplayError, StepgraphError
 from stepgraph.runtime.nodes import Dependency, GraphNode
 from stepgraph.runtime.platforms.base import Recording
@@ -118,7 +119,7 @@ class BreakableRecording:
         """
         if self._calls is None:
             raise ReplayError("this recording was released; capture again before replaying it")
-        with self._mode():
+        with self._mode(), no_captures():
             for call in self._calls:
                 call()
 

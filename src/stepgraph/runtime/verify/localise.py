@@ -12,6 +12,8 @@ from stepgraph.runtime.verify.bench import Bench, Results
 from stepgraph.runtime.verify.compare import Padded, Parting, Tolerance, bits_differ, first_parting, within
 from stepgraph.runtime.verify.observe import Operation
 
+_UNSEEN = ("no operator that torch's dispatcher sees differs; look at kernels that it does not see",)
+
 Differences = Callable[[Results, Results], list[str]]
 
 
@@ -21,7 +23,7 @@ def where_recording_parts(bench: Bench, tolerance: Tolerance, differences: Diffe
     moved = _moved(bench)
     recording = bench.subject.graphs.by_key[bench.key].recording
     if _is_tape(recording):
-        return (*_beside_eager(bench, recording, tolerance), *moved)
+        return (*(_beside_eager(bench, recording, tolerance) or _UNSEEN), *moved)
     try:
         fresh, outputs = bench.recorded_op_by_op()
     except CaptureError as error:
@@ -34,9 +36,15 @@ def where_recording_parts(bench: Bench, tolerance: Tolerance, differences: Diffe
                 "changed since the capture, or it goes wrong only without breaks (a kernel on a stream of its own)",
                 *moved,
             )
-        return (*_beside_eager(bench, fresh, tolerance), *moved)
+        return (*(_beside_eager(bench, fresh, tolerance) or _UNSEEN), *moved)
     finally:
         fresh.release()
+
+
+def where_inside_parts(bench: Bench, tolerance: Tolerance) -> tuple[str, ...]:
+    """Between eager and a replay that end alike: on the way there. Only a tape can be looked into so far."""
+    recording = bench.subject.graphs.by_key[bench.key].recording
+    return _beside_eager(bench, recording, tolerance, same_path=False) if _is_tape(recording) else ()
 
 
 def where_padding_parts(bench: Bench) -> tuple[str, ...] | None:
@@ -62,12 +70,14 @@ def where_random_parts(bench: Bench, seeds: Sequence[int]) -> tuple[str, ...]:
     return _explain(parting, first, second, "one eager run", "another")
 
 
-def _beside_eager(bench: Bench, recording: Recording, tolerance: Tolerance) -> tuple[str, ...]:
+def _beside_eager(
+    bench: Bench, recording: Recording, tolerance: Tolerance, *, same_path: bool = True
+) -> tuple[str, ...]:
     keep = not tolerance.exact
     eager, replay = bench.observe_padded(keep=keep), bench.observe_replayed(recording, keep=keep)
-    parting = first_parting(eager, replay, within(tolerance) if keep else bits_differ)
+    parting = first_parting(eager, replay, within(tolerance) if keep else bits_differ, same_path=same_path)
     if parting is None:
-        return ("no operator that torch's dispatcher sees differs; look at kernels that it does not see",)
+        return ()
     eager = bench.observe_padded(keep=keep, detail_at=parting.ours)
     replay = bench.observe_replayed(recording, keep=keep, detail_at=parting.theirs)
     return _explain(parting, eager, replay, "eager", "replay")

@@ -23,7 +23,7 @@ Lens = Callable[[torch.Tensor], Sequence[torch.Tensor]]
 _KEPT_ELEMENTS = 1 << 22  # values of larger results are not kept, only their digests
 _CHUNK = 1 << 24  # elements of a digest at a time
 _ODD = -0x61C8864680B583EB  # 2^64 / golden ratio
-_UNFILLED = ("aten.empty", "aten.new_empty", "aten.resize")  # what they return is whatever lay there
+_UNFILLED = ("aten.empty", "aten.new_empty")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ class Observer(TorchDispatchMode):
         wanted = len(self.operations) == self._detail_at
         inputs = tuple(self._detail(leaf) for leaf in tree_leaves((args, kwargs))) if wanted else ()
         result = func(*args, **kwargs)
-        seen = [] if str(func).startswith(_UNFILLED) else _made_or_written(func, args, kwargs, result)
+        if str(func).startswith(_UNFILLED):
+            result.zero_()  # whatever lay there would differ from run to run
+            return result
+        seen = _made_or_written(func, args, kwargs, result)
         if seen:
             looks = tuple(Look.at(part, keep=self._keep) for tensor in seen for part in self._lens(tensor))
             results = tuple(self._detail(tensor) for tensor in seen) if wanted else ()
@@ -130,13 +133,12 @@ def observe_replay(recording: Recording, observer: Observer) -> list[Operation]:
 
 def _observe_call(observer: Observer, name: str, region: str, call: tuple[Callable[..., Any], Any, Any]) -> None:
     function, args, kwargs = call
-    if name.startswith(_UNFILLED):
-        function(*args, **kwargs)
-        return
     before = len(observer.operations)
     with observer:
         function(*args, **kwargs)
-    if len(observer.operations) == before + 1:  # an operator, perhaps in its out= form
+    if name.startswith(_UNFILLED):
+        del observer.operations[before:]
+    elif len(observer.operations) == before + 1:  # an operator, perhaps in its out= form
         observer.operations[before] = _named(observer.operations[before], name, region)
 
 

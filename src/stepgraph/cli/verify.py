@@ -1,0 +1,26 @@
+"""`stepgraph verify`: replay every graph of a model's engine against eager, on random batches."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepgraph.engine.graphs import Graphs
+
+
+def verify(*, model: str | None, device: str | None, graphs: Graphs, as_json: bool) -> bool:
+    """Print what agrees and what differs; returns whether all agrees.
+
+    Raises:
+        StepgraphError: a model or device that cannot work, or no graphs to verify.
+    """
+    from stepgraph.cli.console import ProgressBar, write
+    from stepgraph.engine import LLM
+    from stepgraph.engine.demo import demo_model_path
+
+    with ProgressBar(quiet=as_json) as progress:
+        llm = LLM(model if model is not None else demo_model_path(), device=device, graphs=graphs, progress=progress)
+    report = llm.verify()
+    write(f"{json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if as_json else report}\n")
+    return report.ok

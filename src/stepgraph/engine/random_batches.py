@@ -1,0 +1,91 @@
+"""Batches as the engine might have them, drawn at random: what `verify` replays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
+from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.errors import ConfigError
+
+_SEEN = 32  # distinct tokens that a row has seen, at most
+
+
+@dataclass(frozen=True)
+class RandomBatches:
+    """Called with a live batch and a CPU generator, gives the rows of every slot of the step: random lengths, blocks
+    that no two requests share, and any sampling parameters.
+
+    vocab_size: tokens are drawn below it. max_model_len: longest request in tokens. num_blocks: KV blocks 1 to this are
+    used. max_blocks: width of a block table. penalties: whether rows may ask for them.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    max_blocks: int
+    penalties: bool
+    device: torch.device
+
+    def require_room(self, max_requests: int, max_tokens: int) -> None:
+        """Refuse an engine that has no room for what may be drawn.
+
+        Raises:
+            ConfigError: says what to change.
+        """
+        needed = blocks_for(max_tokens) + max_requests
+        if self.max_model_len < max_tokens or self.num_blocks < needed:
+            raise ConfigError(
+                f"verify: a step may be one request of {max_tokens} tokens, or {max_requests} requests; the engine has "
+                f"{self.num_blocks} KV blocks and requests of up to {self.max_model_len} tokens. Give it at least "
+                f"{needed} blocks and a max_model_len of {max_tokens}, or lower chunk_tokens or max_num_seqs"
+            )
+
+    def __call__(self, batch: BatchDescriptor, generator: torch.Generator) -> dict[str, Any]:
+        def integers(low: int, high: int, *shape: int) -> torch.Tensor:
+            return torch.randint(low, high, shape, generator=generator)
+
+        def either(*values: float) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float32)[integers(0, len(values), requests)]
+
+        requests, tokens = batch.num_reqs or 0, batch.num_tokens
+        cuts = torch.randperm(tokens - 1, generator=generator)[: requests - 1].sort().values + 1
+        query_lens = torch.diff(cuts, prepend=torch.tensor([0]), append=torch.tensor([tokens]))
+        held = (query_lens + BLOCK_SIZE - 1) // BLOCK_SIZE
+        spare = (self.num_blocks - int(held.sum())) // requests * BLOCK_SIZE  # tokens that each may have before
+        lengths = (query_lens + integers(0, spare + 1, requests)).clamp(max=self.max_model_len)
+
+        blocks, tables = torch.randperm(self.num_blocks, generator=generator) + 1, []
+        for length in lengths.tolist():
+            mine, blocks = blocks[: blocks_for(length)], blocks[blocks_for(length) :]
+            tables.append(torch.nn.functional.pad(mine, (0, self.max_blocks - len(mine))))
+
+        prompt = integers(0, self.vocab_size, tokens)
+        decodes = (query_lens == 1) & (integers(0, 2, requests) == 0 if not batch.is_uniform else torch.tensor(True))
+        prompt[(query_lens.cumsum(0) - 1)[decodes]] = -1
+        inputs = {
+            "tokens": integers(0, self.vocab_size, requests),
+            "positions": lengths - 1,
+            "seq_lens": lengths.int(),
+            "block_tables": torch.stack(tables).int(),
+            "query_lens": query_lens.int(),
+            "prompt_tokens": prompt,
+            "temperature": either(0.0, 0.8),
+            "top_k": either(0, 20).int(),
+            "top_p": either(1.0, 0.9),
+            "min_p": either(0.0, 0.05),
+            "seed": integers(-(2**63), 2**63 - 1, requests),
+        }
+        if self.penalties:
+            seen = torch.zeros(requests, self.vocab_size, dtype=torch.int32, device=self.device)
+            seen.scatter_(1, integers(0, self.vocab_size, requests, _SEEN).to(self.device), 3)
+            inputs |= {
+                "repetition_penalty": either(1.0, 1.3),
+                "presence_penalty": either(0.0, 0.5),
+                "frequency_penalty": either(0.0, 0.5),
+                "seen": seen,
+            }
+        return inputs

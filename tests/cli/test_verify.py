@@ -1,0 +1,55 @@
+"""`stepgraph verify` on a tiny checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from engine.hf import write_checkpoint
+
+from stepgraph.cli.app import main
+
+
+def call(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", *argv])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("llama")))
+
+
+def test_every_key_is_listed(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--model", checkpoint, "--device", "cpu") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "FULL 128 tokens: 3 batches as in eager" in lines and "FULL 1 request: 3 batches as in eager" in lines
+
+
+def test_json(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--model", checkpoint, "--device", "cpu", "--graphs", "breakable", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and {key["mode"] for key in report["keys"]} == {"BREAKABLE"}
+
+
+def test_a_wrong_replay_is_exit_1(
+    checkpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepgraph.engine import LLM
+
+    verify = LLM.verify
+
+    def after_a_change(llm: LLM):
+        object.__setattr__(llm.core.model.operations._shape, "norm_eps", 0.5)  # the graphs keep the old one
+        return verify(llm)
+
+    monkeypatch.setattr(LLM, "verify", after_a_change)
+    assert call("--model", checkpoint, "--device", "cpu") == 1
+    assert "the replay differs from eager" in capsys.readouterr().out
+
+
+def test_without_graphs_there_is_nothing_to_verify(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--model", checkpoint, "--device", "cpu", "--graphs", "disabled") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and "nothing to verify" in err
