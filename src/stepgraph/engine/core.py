@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from stepgraph.engine.graphs import largest_batch
-from stepgraph.engine.kv_blocks import BlockPool, allocate_cache, blocks_for
+from stepgraph.engine.kv_blocks import BlockPool, blocks_for
+from stepgraph.engine.kv_memory import KVMemory, resize
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.engine.request import Request
@@ -18,10 +19,12 @@ from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
 from stepgraph.engine.step import DecoderStep, step_slots
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.sampling import Sampler, sample
+from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError, ReplayError
+from stepgraph.runtime.platforms.virtual import VirtualMemory
 from stepgraph.runtime.resolve import AttentionGroup, Severity, resolve
 from stepgraph.runtime.runner import GraphRunner
 from stepgraph.runtime.verify import VerifyReport
@@ -37,6 +40,8 @@ class EngineCore:
     graphs: as asked for; `resolution` is what the attention backend and the sizes here make of it.
     max_num_seqs: rows that decode at once. chunk_tokens: tokens of a step with prefill in it, see
         `most_tokens`.
+    num_blocks: KV blocks, the null block included. memory: the device's virtual memory. With it the cache begins with
+        the least that a capture needs, `num_blocks` is the most there may be, and `resize_kv` adds what is left.
     sampler: chooses the tokens. penalties: whether requests may ask for them; takes 4 bytes a row and token of the
         vocabulary.
     strict: refuse a configuration that would be downgraded.
@@ -55,6 +60,7 @@ class EngineCore:
         max_model_len: int,
         num_blocks: int,
         chunk_tokens: int,
+        memory: VirtualMemory | None = None,
         sampler: Sampler = sample,
         penalties: bool = True,
         strict: bool = False,
@@ -75,8 +81,8 @@ class EngineCore:
         for change in self.resolution.changes:
             if change.severity is Severity.WARNING:
                 _log.warning("graphs: %s", change)
-        self.kv_cache = allocate_cache(model.config, num_blocks, model.dtype, model.device)
-        self.scheduler = Scheduler(BlockPool(num_blocks), max_num_seqs, step_tokens)
+        self.kv = KVMemory(model.config, num_blocks, model.dtype, model.device, memory)
+        self.scheduler = Scheduler(BlockPool(self.kv.num_blocks), max_num_seqs, step_tokens)
         self._max_blocks = blocks_for(max_model_len)
         vocab = model.config.vocab_size if penalties else None
         self.buffers = StaticBuffers(
@@ -85,18 +91,40 @@ class EngineCore:
             device=model.device,
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab),
         )
-        step = DecoderStep(model, attention, self.kv_cache, sampler)
-        # Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0.
-        self._verified = self.kv_cache[1 : 1 + blocks_for(tokens) + _VERIFIED_BLOCKS * rows]
-        self.runner = GraphRunner(step, self.buffers, self.resolution.config, state={"kv_cache": self._verified})
+        step = DecoderStep(model, attention, self.kv.cache, sampler)
+        self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
+        self.runner = GraphRunner(step, self.buffers, self.resolution.config, state=self._verified())
         self.runner.watch(vars(model), "model")
         for index, layer in enumerate(model.layers):
             self.runner.watch(vars(layer), f"model.layers.{index}")
         self._rows_staged = 0  # of a step without prefill
 
+    @property
+    def kv_cache(self) -> torch.Tensor:
+        """The blocks there are: [num_blocks, layers, 2, block_size, kv_heads, head_dim]."""
+        return self.kv.blocks
+
+    def resize_kv(self, num_blocks: int) -> None:
+        """Take memory for more KV blocks, or give back that of the blocks from `num_blocks` on. Graphs stay.
+
+        Requests that hold blocks which go are preempted: they wait, and are computed again.
+
+        Raises:
+            ConfigError: as `kv_memory.resize`.
+            ReplayError: a step is under way.
+        """
+        with self.runner.pool.alone():
+            resize(self.kv, self.scheduler, num_blocks)
+        self.runner.state = self._verified()
+
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         return self.runner.capture(progress)
+
+    @torch.inference_mode()
+    def run_largest_step(self) -> None:
+        """Run the largest step eagerly, on padded rows: torch then holds what a step may need. Not while serving."""
+        self.runner.rehearse(BatchDescriptor.mixed(self.buffers.max_tokens, self.buffers.max_requests))
 
     @torch.inference_mode()
     def verify(self, *, seed: int = 0) -> VerifyReport:
@@ -109,16 +137,17 @@ class EngineCore:
         """
         if self.scheduler.has_work:
             raise ReplayError("verify writes the KV cache, and requests are under way; let them end first")
+        verified = self._verified()["kv_cache"]
         batches = RandomBatches(
             vocab_size=self.model.config.vocab_size,
             max_model_len=self.max_model_len,
-            num_blocks=self._verified.shape[0],
+            num_blocks=len(verified),
             max_blocks=self._max_blocks,
             penalties=self.penalties,
             device=self.model.device,
         )
         batches.require_room(self.buffers.max_requests, self.buffers.max_tokens)
-        self._verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
+        verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
         self._rows_staged = 0
         return self.runner.verify(batches, seed=seed)
 
@@ -147,6 +176,10 @@ class EngineCore:
                 self.scheduler.join(request)
                 produced.append((request, token))
         return produced
+
+    def _verified(self) -> dict[str, torch.Tensor]:
+        """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""
+        return {"kv_cache": self.kv.blocks[1 : 1 + self._most_verified]}
 
     def _run(self, rows: list[Request], chunks: list[Chunk], inputs: dict[str, Any]) -> list[int]:
         """The next token of each row, then of each chunk's request."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from stepgraph.engine.config import ModelConfig
-from stepgraph.engine.kv_blocks import allocate_cache, block_bytes, cache_shape
+from stepgraph.engine.kv_blocks import allocate_cache, block_bytes, blocks_for, cache_shape
+from stepgraph.engine.scheduler import Scheduler
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.virtual import VirtualMemory, VirtualRange
 
@@ -70,6 +71,19 @@ class KVMemory:
         """How many blocks there can be once it takes `nbytes` more."""
         return min((self.nbytes + max(nbytes, 0)) // self.block_bytes, self.max_blocks)
 
+    def require(self, num_blocks: int) -> None:
+        """Refuse what `resize` would refuse whatever the device has room for.
+
+        Raises:
+            ConfigError: as there.
+        """
+        if not 2 <= num_blocks <= self.max_blocks:
+            raise ConfigError(f"KV cache: {num_blocks} blocks; there can be 2 to {self.max_blocks}")
+        if self._range is None and num_blocks != self.num_blocks:
+            raise ConfigError(
+                f"KV cache: its {self.num_blocks} blocks were allocated at once, without virtual memory, and stay"
+            )
+
     def resize(self, num_blocks: int) -> None:
         """Map blocks up to `num_blocks`, or give back those from there on, up to a piece of the range.
 
@@ -79,14 +93,9 @@ class KVMemory:
             ConfigError: fewer than two, more than `max_blocks`, more than the device has room for (and nothing has
                 changed), or a cache that was allocated at once.
         """
-        if not 2 <= num_blocks <= self.max_blocks:
-            raise ConfigError(f"KV cache: {num_blocks} blocks; there can be 2 to {self.max_blocks}")
-        if num_blocks == self.num_blocks:
-            return
+        self.require(num_blocks)
         if self._range is None:
-            raise ConfigError(
-                f"KV cache: its {self.num_blocks} blocks were allocated at once, without virtual memory, and stay"
-            )
+            return
         nbytes = num_blocks * self.block_bytes
         try:
             self._range.grow(nbytes)
@@ -97,3 +106,26 @@ class KVMemory:
             ) from None
         self._range.shrink(nbytes)
         self.num_blocks = num_blocks
+
+
+def resize(kv: KVMemory, scheduler: Scheduler, num_blocks: int) -> None:
+    """Give a scheduler's cache another size. Requests that hold blocks which go are preempted.
+
+    Raises:
+        ConfigError: a request under way would not fit any more, or as `KVMemory.resize`; nothing has changed.
+    """
+    kv.require(num_blocks)
+    if num_blocks < kv.num_blocks:
+        for request in (*scheduler.rows, *scheduler.prefilling, *scheduler.waiting):
+            needed = blocks_for(len(request.prompt) + request.max_tokens)
+            if needed >= num_blocks:
+                raise ConfigError(
+                    f"KV cache: request {request.id}, which is under way, may need {needed} blocks, and {num_blocks} "
+                    f"with the null block are too few; keep at least {needed + 1}, or let it end first"
+                )
+        scheduler.vacate(num_blocks)
+        scheduler.pool.shrink(num_blocks)
+        kv.resize(num_blocks)
+    else:
+        kv.resize(num_blocks)
+        scheduler.pool.grow(num_blocks)

@@ -231,6 +231,21 @@ class GraphRunner:
             self._audit.forget()
             self.pool.renew()
 
+    def rehearse(self, batch: BatchDescriptor) -> None:
+        """Run a batch's step eagerly, on padded rows and on this thread's current stream. The buffers are reset.
+
+        What the step allocates stays with torch, where later eager steps find it.
+
+        Raises:
+            ReplayError: a step is under way.
+        """
+        with self.pool.alone(), torch.no_grad(), no_captures() if self._graphs else nullcontext():
+            self.buffers.reset()
+            try:
+                self._run(batch)
+            finally:
+                self.buffers.reset()
+
     def _capture(self, progress: Progress | None) -> CaptureReport:
         if self._graphs:
             raise CaptureError("captured already; call release() first")

@@ -1,0 +1,129 @@
+"""An engine whose cache is sized after the capture, and again while it serves: same tokens as with a fixed cache."""
+
+import random
+
+import pytest
+import torch
+from engine.tiny import CONFIG, finish, request, run_all, tiny_engine
+from runtime.fake_virtual import FakeVirtualMemory
+
+from stepgraph.engine.core import EngineCore
+from stepgraph.engine.request import Request
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory
+from stepgraph.runtime.platforms.virtual import VirtualMemory
+
+BLOCKS = 300
+
+
+def virtual(device: torch.device) -> VirtualMemory:
+    return CudaVirtualMemory(device) if device.type == "cuda" else FakeVirtualMemory()
+
+
+def requests(count: int = 20, longest: int = 60, max_tokens: int = 20) -> list[Request]:
+    rng = random.Random(5)
+    prompts = [[rng.randrange(CONFIG.vocab_size) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+    return [request(id, text, max_tokens, seed=id, temperature=0.8 * (id % 2)) for id, text in enumerate(prompts)]
+
+
+def engine(device: torch.device, **options: object) -> tuple[EngineCore, VirtualMemory]:
+    memory = virtual(device)
+    return tiny_engine(device, num_blocks=BLOCKS, memory=memory, **options), memory
+
+
+def intact(core: EngineCore, memory: VirtualMemory) -> bool:
+    """Nobody wrote where there is no memory; a device would have stopped everything."""
+    if isinstance(memory, FakeVirtualMemory):
+        return memory.untouched() and memory.used == core.kv.nbytes
+    return True
+
+
+@pytest.mark.parametrize("graphs", ["full", "breakable", "disabled"])
+def test_a_cache_sized_after_the_capture_gives_the_same_tokens(device: torch.device, graphs: str) -> None:
+    core, memory = engine(device, graphs=graphs)
+    assert core.kv.num_blocks < BLOCKS and intact(core, memory)
+    core.resize_kv(BLOCKS)
+    assert core.kv_cache.shape[0] == BLOCKS and core.scheduler.pool.capacity == BLOCKS - 1
+    assert run_all(core, requests()) == run_all(tiny_engine(device, graphs=graphs), requests())
+    assert intact(core, memory)
+
+
+def test_the_far_end_of_the_cache_is_as_good_as_its_start(device: torch.device) -> None:
+    core, _ = engine(device)
+    core.resize_kv(BLOCKS)
+    core.scheduler.pool._free.reverse()
+    mine = requests()
+    core.scheduler.add(mine[0])
+    core.step()
+    assert mine[0].blocks[0] == BLOCKS - 1
+    assert run_all(core, mine[1:]) == run_all(tiny_engine(device), requests())[1:]
+
+
+def test_it_shrinks_and_grows_while_requests_run(device: torch.device) -> None:
+    core, memory = engine(device)
+    core.resize_kv(BLOCKS)
+    core.scheduler.pool._free.reverse()  # so that those who run are in the way
+    mine, rng = requests(), random.Random(1)
+    for one in mine:
+        core.scheduler.add(one)
+    steps = 0
+    while core.scheduler.has_work:
+        for one, _ in core.step():
+            finish(core, one)
+        steps += 1
+        if steps % 7 == 0:
+            core.resize_kv(rng.choice([BLOCKS // 10, BLOCKS // 2, BLOCKS]))
+            assert intact(core, memory)
+    core.resize_kv(BLOCKS // 10)
+    core.resize_kv(BLOCKS)
+    assert core.scheduler.preemptions > 0 and core.scheduler.pool.num_free == BLOCKS - 1
+    assert [one.output for one in mine] == run_all(tiny_engine(device), requests())
+    assert core.runner.stats.by_mode().keys() == {"FULL"}
+
+
+def test_a_request_that_would_never_fit_again_is_not_locked_out(device: torch.device) -> None:
+    core, _ = engine(device)
+    core.resize_kv(BLOCKS)
+    mine = requests(count=3, longest=100, max_tokens=60)
+    for one in mine:
+        core.scheduler.add(one)
+    core.step()
+    with pytest.raises(ConfigError, match="keep at least"):
+        core.resize_kv(4)
+    assert core.kv.num_blocks == BLOCKS and core.scheduler.preemptions == 0
+
+
+def test_a_cache_that_was_allocated_at_once_preempts_nobody() -> None:
+    core = tiny_engine()
+    core.scheduler.add(requests()[0])
+    core.step()
+    with pytest.raises(ConfigError, match="allocated at once"):
+        core.resize_kv(100)
+    assert core.scheduler.preemptions == 0
+
+
+def test_out_of_memory_while_growing_changes_nothing() -> None:
+    memory = FakeVirtualMemory(capacity=1 << 20)
+    core = tiny_engine(num_blocks=BLOCKS, memory=memory)
+    before = core.kv.num_blocks
+    with pytest.raises(ConfigError, match="the device does not have"):
+        core.resize_kv(BLOCKS)
+    assert core.kv.num_blocks == before == core.scheduler.pool.capacity + 1
+
+
+def test_verify_stays_within_the_blocks_there_are(device: torch.device) -> None:
+    core, memory = engine(device, max_num_seqs=4, chunk_tokens=32)
+    core.resize_kv(80)
+    assert core.verify().ok and intact(core, memory)
+    core.resize_kv(4)
+    with pytest.raises(ConfigError, match="verify"):
+        core.verify()
+    assert intact(core, memory)
+
+
+def test_a_rehearsal_of_the_largest_step_leaves_nothing_behind(device: torch.device) -> None:
+    core, memory = engine(device)
+    core.run_largest_step()
+    assert intact(core, memory) and not core.runner.stats.steps
+    core.resize_kv(BLOCKS)
+    assert run_all(core, requests()) == run_all(tiny_engine(device), requests())
