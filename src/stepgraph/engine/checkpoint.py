@@ -16,6 +16,7 @@ from stepgraph.engine.source import Source
 from stepgraph.engine.tokenizer import Tokenizer
 from stepgraph.engine.weights_cache import cache_file, default_cache_dir, read_cache, write_cache
 
+Check = Callable[[ModelConfig, torch.dtype], None]
 Progress = Callable[[int, int, str], None]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,14 +42,16 @@ def load_checkpoint(
     dtype: torch.dtype | None,
     device: str | torch.device,
     cache_dir: str | Path | None = None,
+    check: Check | None = None,
     progress: Progress | None = None,
 ) -> Checkpoint:
     """Loads a model: a Hugging Face directory (safetensors), a GGUF file, or the hub's id of one ("org/name").
 
     dtype: float32, bfloat16 or float16; the weights are converted as they are placed, one tensor at a time. None: as
     they are stored, bfloat16 where they are quantised. cache_dir: where a GGUF file's dequantised weights are kept for
-    the next start; None is the platform's cache directory. progress: called as (done, total, tensor name) after each
-    tensor.
+    the next start; None is the platform's cache directory. check: called with the configuration and the weights' dtype
+    before the first tensor is placed on the device; may raise what it likes. progress: called as (done, total, tensor
+    name) after each tensor.
     Raises ModelError, in one line that names the file, when something is missing, damaged or not supported.
     """
     if dtype is not None and dtype not in _DTYPES:
@@ -61,6 +64,8 @@ def load_checkpoint(
         _refuse_other_files(path)
         cache = Path(cache_dir or default_cache_dir())
         source, from_cache = _gguf_through_cache(path, dtype or gguf_dtype(path), cache)
+    if check is not None:
+        check(source.config, dtype or source.dtype)
     weights = {}
     for done, (name, tensor) in enumerate(source.tensors, 1):
         weights[name] = _place(name, tensor, dtype or source.dtype, device)

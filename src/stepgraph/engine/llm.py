@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 
+from stepgraph.engine.budget import MemoryTable
 from stepgraph.engine.checkpoint import load_checkpoint
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
-from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
+from stepgraph.engine.memory_plan import memory_plan
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.params import SamplingParams
@@ -41,8 +43,6 @@ Params = SamplingParams | Sequence[SamplingParams]
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPU_SEQS, _CPU_SEQS = 256, 16
 _GPU_CHUNK, _CPU_CHUNK = 512, 128
-_CPU_KV_BYTES = 1 << 30
-_GPU_KV_FRACTION = 0.5  # of the memory that is free once the weights are there
 
 
 class LLM:
@@ -62,8 +62,10 @@ class LLM:
     attention: backend name; by default the best that runs on the device.
     operations: what computes a layer around its attention: `unfused` (ten launches a layer, the default on a GPU) or
         `reference` (plain torch, the default on a CPU).
-    kv_blocks: KV blocks of 16 tokens, the null block included; by default what `max_num_seqs` sequences of
-        `max_model_len` need, bounded by 1 GiB on a CPU and half of the free memory on a GPU.
+    kv_blocks, kv_bytes: the KV cache's size in blocks of 16 tokens, the null block included, or in bytes; one of them.
+        By default what `max_num_seqs` sequences of `max_model_len` need, bounded by 1 GiB on a CPU and by
+        `memory_fraction` on a GPU: there the cache takes what weights, graphs and the largest eager step leave of it.
+    memory_fraction: of a GPU's memory, that this and every other process there may take together; by default 0.9.
     chunk_tokens: tokens of a step that prefills, its decoding rows included; prefill alone where those could fill it.
         By default 512 on a GPU and 128 on a CPU, where capturing takes as long as computing.
     penalties: whether requests may ask for repetition, presence and frequency penalties. Takes 4 bytes a row and
@@ -89,6 +91,8 @@ class LLM:
         attention: str | None = None,
         operations: str | None = None,
         kv_blocks: int | None = None,
+        kv_bytes: int | None = None,
+        memory_fraction: float | None = None,
         chunk_tokens: int | None = None,
         penalties: bool = True,
         sampler: str = "fused",
@@ -105,14 +109,28 @@ class LLM:
         operations = choose_operations(operations, target)  # before the weights, which take a while
         choose_token = get_sampler(sampler)
         started = time.perf_counter()
-        checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, progress=progress)
+        rows = largest_batch(config, max_num_seqs)
+        plan = memory_plan(
+            target,
+            memory_fraction,
+            max_num_seqs=max_num_seqs,
+            rows=rows,
+            tokens=max(rows, tokens),
+            penalties=penalties,
+            kv_blocks=kv_blocks,
+            kv_bytes=kv_bytes,
+        )
+
+        def check(model_config: ModelConfig, weights_dtype: torch.dtype) -> None:
+            plan.require_fit(model_config, weights_dtype, _model_len(model_config, max_model_len))
+
+        checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, check=check, progress=progress)
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         max_len = _model_len(self.config, max_model_len)
-        rows = largest_batch(config, max_num_seqs)
-        backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
         decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
-        if kv_blocks is None:
-            kv_blocks = _default_blocks(self.config, decoder.dtype, target, max_num_seqs, max_len)
+        plan.took("weights")
+        backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
+        plan.took("attention workspaces")
         self.load_seconds = time.perf_counter() - started
         self.core = EngineCore(
             decoder,
@@ -120,13 +138,16 @@ class LLM:
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_len,
-            num_blocks=kv_blocks,
+            num_blocks=plan.num_blocks(self.config, decoder.dtype, max_len),
+            memory=plan.virtual,
             chunk_tokens=chunk_tokens,
             sampler=choose_token,
             penalties=penalties,
             strict=strict,
         )
+        plan.took("step buffers")
         self.capture_report: CaptureReport = self.core.capture(progress)
+        self.memory: MemoryTable = plan.settle(self.core)
         self._next_id = 0
         self._running: dict[int, TrackedRequest] = {}
 
@@ -299,14 +320,6 @@ def _model_len(config: ModelConfig, asked: int | None) -> int:
     if not 2 <= asked <= config.max_position_embeddings:
         raise ConfigError(f"max_model_len is {asked}; this model allows 2 to {config.max_position_embeddings}")
     return asked
-
-
-def _default_blocks(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_num_seqs: int, max_len: int
-) -> int:
-    wanted = max_num_seqs * blocks_for(max_len) + 1
-    budget = int(torch.cuda.mem_get_info(device)[0] * _GPU_KV_FRACTION) if device.type == "cuda" else _CPU_KV_BYTES
-    return max(min(wanted, budget // block_bytes(config, dtype)), 2)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

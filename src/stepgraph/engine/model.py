@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 import torch
 
@@ -15,7 +15,7 @@ from stepgraph.runtime.regions import region
 class DecoderModel:
     """A Llama-shaped decoder. Knows nothing of requests: rows in, hidden states out, the cache written.
 
-    weights: Hugging Face names.
+    weights: Hugging Face names; emptied, so that no projection that is joined with others is held twice.
     max_positions: rotary tables cover positions below it.
     operations: the operation set that computes it; None: the preferred one on the weights' device.
 
@@ -26,14 +26,14 @@ class DecoderModel:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: MutableMapping[str, torch.Tensor],
         max_positions: int,
         operations: str | None = None,
     ) -> None:
         self.config = config
-        self.embedding = weights["model.embed_tokens.weight"]
-        self.final_norm = weights["model.norm.weight"]
-        self.lm_head = self.embedding if config.tie_word_embeddings else weights["lm_head.weight"]
+        self.embedding = weights.pop("model.embed_tokens.weight")
+        self.final_norm = weights.pop("model.norm.weight")
+        self.lm_head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
         self.layers = [_layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers)]
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         if config.rope_frequencies is None:
@@ -72,9 +72,9 @@ class DecoderModel:
         return self.operations.lm_head(normed, self.lm_head)
 
 
-def _layer(config: ModelConfig, weights: Mapping[str, torch.Tensor], prefix: str) -> LayerWeights:
+def _layer(config: ModelConfig, weights: MutableMapping[str, torch.Tensor], prefix: str) -> LayerWeights:
     def take(*names: str, kind: str = "weight") -> torch.Tensor:
-        parts = [weights[f"{prefix}{name}.{kind}"] for name in names]
+        parts = [weights.pop(f"{prefix}{name}.{kind}") for name in names]
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

@@ -1,0 +1,183 @@
+"""How large the KV cache is to be: checked before the weights are loaded, settled after the capture."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepgraph.engine.budget import FRACTION, MARGIN, Budget, CudaMemory, MemoryRow, MemoryTable, size
+from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.core import EngineCore
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
+from stepgraph.engine.step import step_slots
+from stepgraph.engine.tensors import expected_tensors
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.layout import pack
+from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory, why_no_virtual_memory
+from stepgraph.runtime.platforms.virtual import VirtualMemory
+
+_log = logging.getLogger(__name__)
+
+_CPU_KV_BYTES = 1 << 30
+_GUESSED_FRACTION = 0.5  # of what is spare, where a cache must be allocated before the graphs are captured
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What is asked for, and where it is to come from.
+
+    budget: of the device; None: on a CPU, which has no memory of its own.
+    virtual: the device's virtual memory; None: the cache is allocated at once, before the capture.
+    max_num_seqs, rows, tokens: requests that decode at once, and what the step's buffers have room for.
+    kv_blocks, kv_bytes: the cache's size, of which one may be given; by default whatever is left.
+
+    Raises:
+        ConfigError: both sizes.
+    """
+
+    budget: Budget | None
+    virtual: VirtualMemory | None
+    max_num_seqs: int
+    rows: int
+    tokens: int
+    penalties: bool
+    kv_blocks: int | None = None
+    kv_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kv_blocks is not None and self.kv_bytes is not None:
+            raise ConfigError("kv_blocks and kv_bytes both say how large the KV cache is; give one of them")
+
+    def require_fit(self, config: ModelConfig, dtype: torch.dtype, max_len: int) -> None:
+        """Refuse what cannot fit, from shapes alone. To be called before the weights are loaded.
+
+        Raises:
+            ConfigError: names what to change, and to what.
+        """
+        block = block_bytes(config, dtype)
+        if self.kv_bytes is not None and self.kv_bytes < 2 * block:
+            raise ConfigError(f"kv_bytes is {self.kv_bytes}; two KV blocks, the least, take {2 * block}")
+        if self.budget is None:
+            return
+        needs = {
+            "weights": weight_bytes(config, dtype),
+            "step buffers": self._buffer_bytes(config, max_len, self.rows),
+            "the KV cache": self._least_blocks(block, max_len) * block,
+        }
+        self._require(needs, block, self._row_bytes(config, max_len))
+
+    def took(self, name: str) -> None:
+        """Add what was taken since the last call to the device's budget."""
+        if self.budget is not None:
+            self.budget.take(name)
+
+    def num_blocks(self, config: ModelConfig, dtype: torch.dtype, max_len: int) -> int:
+        """KV blocks that the engine is made with: with virtual memory the most there may be, without it all."""
+        block = block_bytes(config, dtype)
+        exact = self._exact(block)
+        if exact is not None:
+            return exact
+        if self.budget is None:
+            room = _CPU_KV_BYTES
+        elif self.virtual is not None:
+            room = self.budget.memory.total
+        else:
+            room = int(self.budget.spare * _GUESSED_FRACTION)
+        return max(min(self._useful(max_len), room // block), 2)
+
+    def settle(self, core: EngineCore) -> MemoryTable:
+        """Once the graphs are captured: measure what eager steps take, and give the cache what is left.
+
+        Raises:
+            ConfigError: too little is left; names what to change, and to what.
+        """
+        kv, budget = core.kv, self.budget
+        if budget is None:
+            slab, weights = core.buffers.slab, weight_bytes(core.model.config, core.model.dtype)
+            known = {"weights": weights, "step buffers": slab.nbytes, "KV cache": kv.nbytes}
+            return MemoryTable(tuple(MemoryRow(*row) for row in known.items()))
+        budget.take("graphs")
+        core.run_largest_step()
+        budget.take("eager steps, at most", with_cached=True)
+        if kv.resizable:
+            least = self._least_blocks(kv.block_bytes, core.max_model_len) * kv.block_bytes
+            row_bytes = self._row_bytes(core.model.config, core.max_model_len)
+            self._require({"the KV cache": least}, kv.block_bytes, row_bytes, held=kv.nbytes)
+            exact = self._exact(kv.block_bytes)
+            core.resize_kv(kv.blocks_in(budget.spare) if exact is None else exact)
+            budget.take("KV cache", with_cached=True)
+        return budget.table()
+
+    def _exact(self, block: int) -> int | None:
+        return self.kv_blocks if self.kv_bytes is None else self.kv_bytes // block
+
+    def _useful(self, max_len: int) -> int:
+        """Blocks that a full batch of the longest requests holds."""
+        return self.max_num_seqs * blocks_for(max_len) + 1
+
+    def _least_blocks(self, block: int, max_len: int) -> int:
+        """What is asked for, or room for one request of the greatest length."""
+        exact = self._exact(block)
+        return blocks_for(max_len) + 1 if exact is None else exact
+
+    def _buffer_bytes(self, config: ModelConfig, max_len: int, rows: int) -> int:
+        slots = step_slots(blocks_for(max_len), 0, config.vocab_size if self.penalties else None)
+        return pack(slots, {"request": rows, "token": self.tokens})[1]
+
+    def _row_bytes(self, config: ModelConfig, max_len: int) -> int:
+        """Bytes of the step's buffers that one more request takes."""
+        whole, without = (self._buffer_bytes(config, max_len, rows) for rows in (self.rows, 0))
+        return (whole - without) // self.rows
+
+    def _require(self, needs: dict[str, int], block: int, row_bytes: int, held: int = 0) -> None:
+        """needs: bytes by name, the cache's among them. held: bytes of these that are taken already."""
+        budget = self.budget
+        assert budget is not None
+        short = sum(needs.values()) - held - budget.spare
+        if short <= 0:
+            return
+        total, kv = budget.memory.total, needs["the KV cache"]
+        fraction = math.ceil((budget.allowed + short) / total * 100) / 100
+        remedies = [f"raise memory_fraction to {fraction:.2f}" if fraction <= 1 else "free memory of the device"]
+        blocks = (kv - short) // block
+        asked = next((name for name in ("kv_blocks", "kv_bytes") if getattr(self, name) is not None), "max_model_len")
+        unit = {"kv_blocks": 1, "kv_bytes": block, "max_model_len": BLOCK_SIZE}[asked]
+        fewer = (blocks - (asked == "max_model_len")) * unit
+        remedies.append(f"lower {asked} to {fewer}" if blocks >= 2 else f"lower {asked}, which alone is not enough")
+        rows = self.max_num_seqs - math.ceil(short / row_bytes)
+        rows = rows // 16 * 16 or rows  # sizes that ladders have
+        remedies.append(
+            f"lower max_num_seqs to {rows}" if rows > 0 else "lower max_num_seqs, which alone is not enough"
+        )
+        listed = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in needs.items())
+        raise ConfigError(
+            f"memory: {size(short)} too little on {budget.memory.name}: needed are {listed} and a margin of "
+            f"{size(MARGIN)}, and of memory_fraction {budget.fraction:g} of {size(total)} are left "
+            f"{size(budget.allowed - budget.taken)}. One of: {'; '.join(remedies)}"
+        )
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of a model's weights."""
+    return sum(math.prod(shape) for shape in expected_tensors(config).values()) * dtype.itemsize
+
+
+def memory_plan(device: torch.device, fraction: float | None, **wanted: Any) -> MemoryPlan:
+    """The plan for a device, as it is now: before anything is loaded. wanted: the fields of MemoryPlan.
+
+    Raises:
+        ConfigError: a fraction of a CPU's memory, or as MemoryPlan.
+    """
+    if device.type != "cuda":
+        if fraction is not None:
+            raise ConfigError(f"memory_fraction is {fraction}, of a GPU's memory; on {device} give kv_bytes instead")
+        return MemoryPlan(None, None, **wanted)
+    reason = why_no_virtual_memory(device)
+    if reason is not None:
+        _log.warning("KV cache: allocated before the capture, from half of what is left then, since %s", reason)
+    virtual = CudaVirtualMemory(device) if reason is None else None
+    return MemoryPlan(Budget(CudaMemory(device), FRACTION if fraction is None else fraction), virtual, **wanted)
