@@ -20,7 +20,7 @@ from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.memory.cost import CaptureCost, CostMeter
 from stepgraph.runtime.memory.shortage import remedy
 from stepgraph.runtime.naming import describe
-from stepgraph.runtime.platforms import Recording
+from stepgraph.runtime.platforms import DeviceMemory, Recording
 from stepgraph.runtime.pool import GraphPool
 
 T = TypeVar("T")
@@ -51,18 +51,20 @@ class CaptureReport:
     """What a session captured, what it dropped and why, and how long it took in seconds.
 
     pending: what a lazy session has left for later, in the order of the ladder.
+    before: the device's memory when the session began.
     """
 
     graphs: dict[BatchDescriptor, CapturedGraph] = field(default_factory=dict)
     dropped: dict[BatchDescriptor, str] = field(default_factory=dict)
     seconds: float = 0.0
     pending: dict[BatchDescriptor, Mode] = field(default_factory=dict)
+    before: DeviceMemory | None = None
 
     def __or__(self, later: CaptureReport) -> CaptureReport:
         """Both sessions, of which the later one took its keys from what was pending."""
         graphs, dropped = {**self.graphs, **later.graphs}, {**self.dropped, **later.dropped}
         pending = {key: mode for key, mode in self.pending.items() if key not in graphs and key not in dropped}
-        return CaptureReport(graphs, dropped, self.seconds + later.seconds, pending)
+        return CaptureReport(graphs, dropped, self.seconds + later.seconds, pending, self.before)
 
 
 def capture_graphs(
@@ -82,7 +84,7 @@ def capture_graphs(
 
     seconds: no key is begun after so many. The report may be without graphs.
     """
-    started = time.perf_counter()
+    started, before = time.perf_counter(), pool.platform.memory()
     session = _Session(pool, step, warmups, debug, progress, float("inf") if seconds is None else started + seconds)
     with _collector_frozen():
         graphs, dropped, wasted = session.record(keys)
@@ -98,7 +100,7 @@ def capture_graphs(
     if progress is not None:
         progress(len(keys), len(keys), "captured")
     pool.platform.synchronize()
-    return CaptureReport(graphs, dropped, time.perf_counter() - started)
+    return CaptureReport(graphs, dropped, time.perf_counter() - started, before=before)
 
 
 @dataclass(frozen=True)
@@ -170,9 +172,11 @@ def _let_go(error: BaseException | None) -> None:
 
 @contextmanager
 def _collector_frozen() -> Iterator[None]:
-    """No garbage collection while recording: it is slow there, and could free a graph in the middle of a capture."""
+    """No garbage collection while recording: it is slow there, and could free a graph in the middle of a capture.
+
+    Frozen, what is there already is also left alone by code that collects on its own account.
+    """
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:

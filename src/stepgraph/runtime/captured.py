@@ -8,6 +8,7 @@ from stepgraph.runtime.dispatch import Decision
 from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.session import CaptureSession
 
 
 class Captured:
@@ -15,6 +16,12 @@ class Captured:
 
     _graphs: Graphs
     _live: LiveBatches
+    _session: CaptureSession | None
+
+    @property
+    def output_bytes(self) -> int:
+        """Of the outputs that all graphs share."""
+        return 0 if self._session is None else self._session.outputs.nbytes
 
     @property
     def capture_report(self) -> CaptureReport:

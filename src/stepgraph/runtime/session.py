@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class CaptureSession:
         if not report.graphs and not pending:
             key, why = list(report.dropped.items())[-1]
             raise CaptureError(f"not one size could be captured; {describe(key)}: {why}")
-        return CaptureReport(report.graphs, report.dropped, report.seconds, pending)
+        return replace(report, pending=pending)
 
     def go_on(
         self, keys: Mapping[BatchDescriptor, Mode], seconds: float | None, progress: Progress | None
