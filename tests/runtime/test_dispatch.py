@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgraph.runtime import Backend, BatchDescriptor, Decision, Dispatcher, GraphConfig, Ladder, Mode, Reason
+from stepgraph.runtime.cliffs import cliffs
 from stepgraph.runtime.config import DecodePhase, PrefillPhase
-from stepgraph.runtime.dispatch import MOST_PASSING, cliffs
+from stepgraph.runtime.dispatch import MOST_PASSING
 from stepgraph.runtime.keys import capture_keys
 
 decode, mixed, relaxed = BatchDescriptor.decode, BatchDescriptor.mixed, BatchDescriptor.relaxed

@@ -11,7 +11,7 @@ from stepgraph import __version__
 from stepgraph.cli.run import RunOptions
 from stepgraph.engine import LLM, RequestOutput
 from stepgraph.runtime import Decision
-from stepgraph.runtime.capture import describe
+from stepgraph.runtime.naming import describe
 
 
 def make_report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -100,6 +101,15 @@ class BreakableRecording:
         self.breaks = [part for part in self._parts if isinstance(part, Break)]
         # Tensors of inference mode may be written in inference mode only.
         self._mode = torch.inference_mode if any(b.inference for b in self.breaks) else torch.no_grad
+
+    @property
+    def node_types(self) -> Mapping[str, int]:
+        """How many recorded operations there are of each type, in all segments."""
+        return sum((Counter(segment.node_types) for segment in self._segments()), Counter())
+
+    @property
+    def instantiate_seconds(self) -> float:
+        return sum(segment.instantiate_seconds for segment in self._segments())
 
     @property
     def num_nodes(self) -> int | None:

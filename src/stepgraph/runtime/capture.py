@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -16,7 +17,10 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import Debug
 from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.errors import CaptureError
-from stepgraph.runtime.platforms import Recording
+from stepgraph.runtime.memory.cost import CaptureCost, CostMeter
+from stepgraph.runtime.memory.shortage import remedy
+from stepgraph.runtime.naming import describe
+from stepgraph.runtime.platforms import DeviceMemory, Recording
 from stepgraph.runtime.pool import GraphPool
 
 T = TypeVar("T")
@@ -29,22 +33,38 @@ CapturedStep = Callable[[BatchDescriptor], dict[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """One recorded key, how it runs, and where its outputs lie."""
+    """One recorded key, how it runs, where its outputs lie, and what it took."""
 
     key: BatchDescriptor
     mode: Mode
     recording: Recording
     outputs: dict[str, torch.Tensor]
-    seconds: float
+    cost: CaptureCost
+
+    @property
+    def seconds(self) -> float:
+        return self.cost.seconds
 
 
 @dataclass(frozen=True)
 class CaptureReport:
-    """What a session captured, what it dropped and why, and how long it took in seconds."""
+    """What a session captured, what it dropped and why, and how long it took in seconds.
+
+    pending: what a lazy session has left for later, in the order of the ladder.
+    before: the device's memory when the session began.
+    """
 
     graphs: dict[BatchDescriptor, CapturedGraph] = field(default_factory=dict)
     dropped: dict[BatchDescriptor, str] = field(default_factory=dict)
     seconds: float = 0.0
+    pending: dict[BatchDescriptor, Mode] = field(default_factory=dict)
+    before: DeviceMemory | None = None
+
+    def __or__(self, later: CaptureReport) -> CaptureReport:
+        """Both sessions, of which the later one took its keys from what was pending."""
+        graphs, dropped = {**self.graphs, **later.graphs}, {**self.dropped, **later.dropped}
+        pending = {key: mode for key, mode in self.pending.items() if key not in graphs and key not in dropped}
+        return CaptureReport(graphs, dropped, self.seconds + later.seconds, pending, self.before)
 
 
 def capture_graphs(
@@ -55,53 +75,83 @@ def capture_graphs(
     warmups: int,
     debug: Debug = Debug.OFF,
     progress: Progress | None = None,
+    seconds: float | None = None,
 ) -> CaptureReport:
     """Record `step` at each key, in the order given, so that smaller ones reuse what larger ones took from the pool.
 
-    A key that fails is dropped with its reason and the others stay.
+    A key that fails is dropped with its reason and the others stay. What it took is given back: where it has left
+    memory in the pool of others, those are recorded once more, into a fresh one.
 
-    Raises:
-        CaptureError: not one key could be captured; says why, and for memory what to lower.
+    seconds: no key is begun after so many. The report may be without graphs.
     """
-    started = time.perf_counter()
-    graphs: dict[BatchDescriptor, CapturedGraph] = {}
-    dropped: dict[BatchDescriptor, str] = {}
-    platform = pool.platform
+    started, before = time.perf_counter(), pool.platform.memory()
+    session = _Session(pool, step, warmups, debug, progress, float("inf") if seconds is None else started + seconds)
     with _collector_frozen():
-        for done, (key, mode) in enumerate(keys.items()):
-            if progress is not None:
-                progress(done, len(keys), describe(key))
-            begun = time.perf_counter()
-            try:
-                for _ in range(warmups):
-                    platform.warm_up(partial(step, key))
-                recording, outputs = _record(pool, mode, debug, partial(step, key))
-                graphs[key] = CapturedGraph(key, mode, recording, outputs, time.perf_counter() - begun)
-            except (torch.OutOfMemoryError, CaptureError) as error:
-                dropped[key] = _why(error, key, keys)
-                pool.renew()
-            except BaseException:
-                pool.renew()
-                raise
+        graphs, dropped, wasted = session.record(keys)
+        if wasted:
+            kept = {key: graph.mode for key, graph in graphs.items()}
+            pool.platform.synchronize()
+            while graphs:
+                graphs.popitem()[1].recording.release()
+            pool.renew()
+            pool.platform.give_back()
+            graphs, dropped_later, _ = replace(session, until=float("inf")).record(kept)
+            dropped |= dropped_later
     if progress is not None:
         progress(len(keys), len(keys), "captured")
-    if not graphs:
-        key, why = list(dropped.items())[-1]
-        raise CaptureError(f"not one size could be captured; {describe(key)}: {why}")
-    platform.synchronize()
-    return CaptureReport(graphs, dropped, time.perf_counter() - started)
+    pool.platform.synchronize()
+    return CaptureReport(graphs, dropped, time.perf_counter() - started, before=before)
 
 
-def describe(key: BatchDescriptor) -> str:
-    """A key in words: `512 tokens`, `16 requests`, `16 requests of 4 tokens`, and its adapters if any."""
-    text = count(key.num_tokens, "token") if key.num_reqs is None else count(key.num_reqs, "request")
-    if (key.query_len or 1) > 1:
-        text += f" of {key.query_len} tokens"
-    return f"{text} with {count(key.num_loras, 'adapter')}" if key.num_loras else text
+@dataclass(frozen=True)
+class _Session:
+    pool: GraphPool
+    step: CapturedStep
+    warmups: int
+    debug: Debug
+    progress: Progress | None
+    until: float  # of perf_counter()
 
+    def record(
+        self, keys: Mapping[BatchDescriptor, Mode]
+    ) -> tuple[dict[BatchDescriptor, CapturedGraph], dict[BatchDescriptor, str], bool]:
+        """The graphs, why others were dropped, and whether those have left memory behind in the graphs' pool."""
+        graphs: dict[BatchDescriptor, CapturedGraph] = {}
+        dropped: dict[BatchDescriptor, str] = {}
+        wasted = False
+        platform = self.pool.platform
+        for done, (key, mode) in enumerate(keys.items()):
+            if done and time.perf_counter() >= self.until:
+                break
+            if self.progress is not None:
+                self.progress(done, len(keys), describe(key))
+            meter = CostMeter(self.pool)
+            try:
+                graphs[key] = self._one(key, mode, meter)
+            except torch.OutOfMemoryError as error:
+                _let_go(error)  # of the tensors that the step had made
+                wasted |= bool(graphs) and meter.pool_growth() > 0
+                if not self.pool.holds_graphs:
+                    self.pool.renew()
+                platform.give_back()
+                dropped[key] = remedy(error, key, keys, platform.memory())
+            except CaptureError as error:
+                _let_go(error)
+                self.pool.renew()
+                dropped[key] = str(error)
+            except BaseException:
+                self.pool.renew()
+                raise
+        return graphs, dropped, wasted
 
-def count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    def _one(self, key: BatchDescriptor, mode: Mode, meter: CostMeter) -> CapturedGraph:
+        step = partial(self.step, key)
+        for _ in range(self.warmups):
+            self.pool.platform.warm_up(step)
+        meter.warmed_up()
+        recording, outputs = _record(self.pool, mode, self.debug, step)
+        self.pool.holds_graphs = True
+        return CapturedGraph(key, mode, recording, outputs, meter.cost(recording))
 
 
 def _record(pool: GraphPool, mode: Mode, debug: Debug, step: Callable[[], T]) -> tuple[Recording, T]:
@@ -113,26 +163,20 @@ def _record(pool: GraphPool, mode: Mode, debug: Debug, step: Callable[[], T]) ->
     return platform.record_breakable(step, handle) if mode is Mode.BREAKABLE else platform.record(step, handle)
 
 
-def _why(error: Exception, key: BatchDescriptor, keys: Iterable[BatchDescriptor]) -> str:
-    """Why a key was dropped, and for memory what to lower."""
-    if not isinstance(error, torch.OutOfMemoryError):
-        return str(error)
-    phase, unit = ("decode", "request") if key.is_uniform else ("prefill", "token")
-    family = [_size(k) for k in keys if (k.query_len, k.num_loras) == (key.query_len, key.num_loras)]
-    smaller = [size for size in family if size < _size(key)]
-    advice = f"end the {phase} ladder at {count(max(smaller), unit)}" if smaller else f"capture fewer {phase} sizes"
-    return f"out of memory while capturing {describe(key)}; {advice}, or give the KV cache less memory (fewer blocks)"
-
-
-def _size(key: BatchDescriptor) -> int:
-    return key.num_tokens if key.num_reqs is None else key.num_reqs
+def _let_go(error: BaseException | None) -> None:
+    """Of everything that the frames of an error hold; what it says stays."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 @contextmanager
 def _collector_frozen() -> Iterator[None]:
-    """No garbage collection while recording: it is slow there, and could free a graph in the middle of a capture."""
+    """No garbage collection while recording: it is slow there, and could free a graph in the middle of a capture.
+
+    Frozen, what is there already is also left alone by code that collects on its own account.
+    """
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.freeze()
     gc.disable()
     try:

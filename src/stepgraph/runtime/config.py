@@ -77,6 +77,8 @@ class GraphConfig:
 
     lora_cases: numbers of active adapters that are captured; a live count takes the next one up.
     warmups: eager runs before each recording, so that kernels are compiled and workspaces grown.
+    lazy: at first only the largest size of each kind is recorded, whose memory the others share; those follow when the
+        runner's `capture_pending` is called, and until then their batches run eagerly.
 
     Raises:
         ConfigError: settings that contradict each other, or fewer than one warm-up.
@@ -87,6 +89,7 @@ class GraphConfig:
     lora_cases: tuple[int, ...] = (0,)
     warmups: int = 1
     debug: Debug = Debug.OFF
+    lazy: bool = False
 
     def __post_init__(self) -> None:
         if self.warmups < 1:

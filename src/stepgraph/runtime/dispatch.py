@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.naming import describe
 
 
 class Mode(StrEnum):
@@ -27,6 +28,7 @@ class Reason(StrEnum):
     PADDED = "padded"  # padded up to the next captured size
     RELAXED = "relaxed"  # a uniform batch without a key of its own took one of the token count alone
     ABOVE_LADDER = "above_ladder"  # larger than the largest captured size
+    PENDING = "pending"  # its rung is captured later, in an idle gap
     SIZE_DROPPED = "size_dropped"  # its rung failed to capture and no larger one is left
     NO_SUCH_KEY = "no_such_key"  # a kind of batch that was never captured
     OVER_PADDED = "over_padded"  # the padding guard
@@ -45,6 +47,7 @@ class Decision:
     key: BatchDescriptor
     reason: Reason
     detail: str
+    wanted: BatchDescriptor | None = None  # the pending key that would run it
 
     @property
     def real(self) -> int:
@@ -74,9 +77,11 @@ class Dispatcher:
         max_requests: int,
         captured: Mapping[BatchDescriptor, Mode],
         dropped: Mapping[BatchDescriptor, str] | None = None,
+        pending: Iterable[BatchDescriptor] = (),
     ) -> None:
         """max_requests: rows that the buffers hold. captured: the keys that have a graph, and how it runs. dropped:
-        those that failed to capture, each with why; their batches take the next larger one."""
+        those that failed to capture, each with why; their batches take the next larger one. pending: those that will
+        be captured later; their batches take no larger one."""
         self._config = config
         self._max_requests = max_requests
         slots = config.prefill.max_requests
@@ -86,6 +91,7 @@ class Dispatcher:
         # By query length (None: relaxed) and LoRA case: sizes, ascending, in requests or in tokens, and their keys.
         self._rungs = _rungs(self._captured)
         self._lost = _rungs(self._dropped)
+        self._pending = _rungs(pending)
         self._decisions: dict[BatchDescriptor, Decision] = {}
         self._passing: deque[BatchDescriptor] = deque()
 
@@ -118,7 +124,7 @@ class Dispatcher:
         config = self._config
         if config.decode.backend is Backend.DISABLED and config.prefill.backend is Backend.DISABLED:
             return _eager(batch, Reason.DISABLED, "graphs are disabled")
-        if not self._captured and not self._dropped:
+        if not self._captured and not self._dropped and not self._pending:
             return _eager(batch, Reason.NO_SUCH_KEY, "nothing is captured yet; call capture()")
         case = next((case for case in config.lora_cases if case >= batch.num_loras), None)
         if case is None:
@@ -133,7 +139,7 @@ class Dispatcher:
         relaxed = self._relaxed(batch, case)
         if relaxed.mode is not Mode.EAGER:
             detail = f"{full.detail}; {relaxed.detail}"
-            return Decision(batch, relaxed.mode, relaxed.key, Reason.RELAXED, detail)
+            return Decision(batch, relaxed.mode, relaxed.key, Reason.RELAXED, detail, full.wanted)
         # Of the two misses the one to mend: the full key's, unless this kind of batch was never to have one.
         unwanted = full.reason in (Reason.DISABLED, Reason.NO_SUCH_KEY) and relaxed.reason is not Reason.DISABLED
         return relaxed if unwanted else full
@@ -147,6 +153,9 @@ class Dispatcher:
             return _eager(batch, Reason.NO_SUCH_KEY, detail)
         rows = batch.num_reqs or 0
         key = _at_least(self._rungs, (batch.query_len, case), rows)
+        waits = self._waits(batch, (batch.query_len, case), rows, key)
+        if waits is not None:
+            return waits
         if key is None:
             return self._off(batch, (batch.query_len, case), rows, "requests")
         reason = Reason.EXACT if key.num_reqs == rows else Reason.PADDED
@@ -164,6 +173,9 @@ class Dispatcher:
             )
             return _eager(batch, Reason.TOO_MANY_REQUESTS, detail)
         key = _at_least(self._rungs, (None, case), tokens)
+        waits = self._waits(batch, (None, case), tokens, key)
+        if waits is not None:
+            return waits
         if key is None:
             return self._off(batch, (None, case), tokens, "tokens")
         padded = key.num_tokens
@@ -175,6 +187,16 @@ class Dispatcher:
             return _eager(batch, Reason.OVER_PADDED, detail)
         reason = Reason.EXACT if padded == tokens else Reason.PADDED
         return Decision(batch, self._captured[key], key, reason, f"{tokens} → {padded} tokens")
+
+    def _waits(
+        self, batch: BatchDescriptor, family: _Family, size: int, captured: BatchDescriptor | None
+    ) -> Decision | None:
+        """The decision on a batch whose own key is still to be captured; None where it is not so."""
+        wanted = _at_least(self._pending, family, size)
+        if wanted is None or (captured is not None and captured.num_tokens <= wanted.num_tokens):
+            return None
+        detail = f"{describe(wanted)} are captured later; capture_pending() does it"
+        return Decision(batch, Mode.EAGER, batch, Reason.PENDING, detail, wanted)
 
     def _off(self, batch: BatchDescriptor, family: _Family, size: int, unit: str) -> Decision:
         """Why no captured size of a family holds `size`."""
@@ -211,36 +233,3 @@ def _at_least(rungs: _Rungs, family: _Family, size: int) -> BatchDescriptor | No
 
 def _eager(batch: BatchDescriptor, reason: Reason, detail: str) -> Decision:
     return Decision(batch, Mode.EAGER, batch, reason, detail)
-
-
-def cliffs(coverage: Iterable[Decision]) -> list[str]:
-    """Runs of neighbouring batches that fall off their ladder, each as a sentence that says what to change.
-
-    coverage: of one kind of batch, ascending. A uniform batch falls off where it runs eagerly and where it takes the
-    relaxed key although others of its kind have keys of their own.
-    """
-    decisions = list(coverage)
-    own_keys = any(decision.key.is_uniform and decision.mode is not Mode.EAGER for decision in decisions)
-    runs: list[list[Decision]] = []
-    for decision in decisions:
-        fell = decision.mode is Mode.EAGER or (own_keys and decision.reason is Reason.RELAXED)
-        if not fell or decision.reason is Reason.DISABLED:
-            continue
-        last = runs[-1][-1] if runs else None
-        if last is not None and last.reason is decision.reason and _size(last.batch) + 1 == _size(decision.batch):
-            runs[-1].append(decision)
-        else:
-            runs.append([decision])
-    return [_sentence(run[0], run[-1]) for run in runs]
-
-
-def _sentence(first: Decision, last: Decision) -> str:
-    query_len = first.batch.query_len
-    unit = "tokens" if query_len is None else "requests" if query_len == 1 else f"requests of {query_len} tokens"
-    sizes = str(_size(first.batch)) if first is last else f"{_size(first.batch)} to {_size(last.batch)}"
-    how = "run eagerly" if first.mode is Mode.EAGER else "take the relaxed key"
-    return f"batches of {sizes} {unit} {how} ({first.reason}): {last.detail}"
-
-
-def _size(batch: BatchDescriptor) -> int:
-    return batch.num_reqs if batch.query_len is not None and batch.num_reqs is not None else batch.num_tokens

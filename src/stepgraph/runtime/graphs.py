@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,10 +11,12 @@ import torch
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CapturedGraph, CaptureReport, describe
+from stepgraph.runtime.capture import CapturedGraph, CaptureReport
+from stepgraph.runtime.cliffs import cliffs
 from stepgraph.runtime.config import GraphConfig
-from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, cliffs
+from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode
 from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.naming import describe
 from stepgraph.runtime.outputs import Unit, real_rows
 
 
@@ -34,15 +37,21 @@ class Graphs:
     def __init__(
         self, config: GraphConfig, buffers: StaticBuffers, report: CaptureReport, units: Mapping[str, Unit]
     ) -> None:
-        self.by_key = report.graphs
+        self.report, self.by_key = report, report.graphs
+        self.wanted: Counter[BatchDescriptor] = Counter()  # steps that a pending key would have run
         modes = {key: graph.mode for key, graph in report.graphs.items()}
-        self.dispatcher = Dispatcher(config, buffers.max_requests, modes, report.dropped)
+        self.dispatcher = Dispatcher(config, buffers.max_requests, modes, report.dropped, report.pending)
         self.units = units
         self._config, self._buffers = config, buffers
         self._lent: dict[Decision, dict[str, torch.Tensor]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.by_key)
+
+    def pending(self) -> dict[BatchDescriptor, Mode]:
+        """The keys that are still to be captured, those first that most steps wanted."""
+        by_traffic = sorted(self.report.pending.items(), key=lambda item: -self.wanted[item[0]])
+        return dict(by_traffic)
 
     def replay(self, decision: Decision) -> dict[str, torch.Tensor]:
         """Run a staged batch; returns the real rows of its outputs."""
@@ -97,3 +106,5 @@ class Graphs:
         self._buffers.platform.synchronize()
         for graph in self.by_key.values():
             graph.recording.release()
+        self.by_key = {}
+        self._lent.clear()

@@ -60,6 +60,11 @@ class SharedOutputs:
         return {name: units[0] for name, units in self._units.items()}
 
     @property
+    def nbytes(self) -> int:
+        """Of the shared storage, all outputs together."""
+        return sum(shared.nbytes for shared in self._shared.values())
+
+    @property
     def undecided(self) -> bool:
         """Whether some output may count tokens as well as requests."""
         return any(Unit.TOKEN in units and Unit.REQUEST in units for units in self._units.values())

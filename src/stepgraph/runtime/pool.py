@@ -4,8 +4,8 @@ What a runner calls:
 
 * a step: `pool.enter()`, then `try: ... finally: pool.leave()`, before anything else of it;
 * capture and release: `refuse_capture_while_serving()` first where it captures, then `with pool.alone():`;
-* recording: `pool.platform.record*(step, pool.handle)`, and `pool.renew()` after a capture that failed and after a
-  release.
+* recording: `pool.platform.record*(step, pool.handle)`, then `pool.holds_graphs = True`; `pool.renew()` after a capture
+  that failed (out of memory only where the pool holds no graphs) and after a release.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class GraphPool:
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform
+        self.holds_graphs = False  # the present handle; set by who records
         self._handle: Any = None
         self._turn = threading.Lock()
         self._inside = 0  # the thread that holds the turn
@@ -56,7 +57,7 @@ class GraphPool:
     def renew(self) -> None:
         """Record into a fresh pool from now on. A failed capture spends the old one, and so does giving all of its
         graphs back; the graphs that it still holds replay as before."""
-        self._handle = None
+        self._handle, self.holds_graphs = None, False
 
     def enter(self) -> None:
         """Begin a step on this thread's current stream. About 1 µs.

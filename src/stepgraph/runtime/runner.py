@@ -12,17 +12,17 @@ import torch
 from stepgraph.runtime.audit import AddressAudit, Watchable
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
+from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.capture_guard import no_captures, refuse_capture_while_serving
+from stepgraph.runtime.captured import Captured
 from stepgraph.runtime.config import Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
 from stepgraph.runtime.errors import CaptureError, ConfigError
-from stepgraph.runtime.graphs import BreakTotal, Graphs
+from stepgraph.runtime.graphs import Graphs
 from stepgraph.runtime.live_batches import LiveBatches
-from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.outputs import StepCount, StepOutput, named_outputs
 from stepgraph.runtime.pool import GraphPool
-from stepgraph.runtime.session import record_keys, require_fit
+from stepgraph.runtime.session import CaptureSession, require_fit
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify.bench import Subject
 from stepgraph.runtime.verify.check import MakeInputs, verify
@@ -34,7 +34,7 @@ Step = Callable[..., Any]
 _log = logging.getLogger(__name__)
 
 
-class GraphRunner:
+class GraphRunner(Captured):
     """Runs a step through captured graphs: decode, prefill, and both in one batch.
 
     step: called as `step(**views)` with each slot's leading rows; returns a tensor, a mapping or a named tuple of
@@ -80,6 +80,7 @@ class GraphRunner:
         self._step = step
         self._request_slots = config.prefill.max_requests
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
+        self._session: CaptureSession | None = None  # of the graphs that are there
         self._live = LiveBatches(buffers)
         self._steps = StepCount()
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
@@ -89,7 +90,8 @@ class GraphRunner:
             self.watch(state, "state")
 
     def capture(self, progress: Progress | None = None) -> CaptureReport:
-        """Record every key of the configuration. With graphs disabled there is nothing to do.
+        """Record every key of the configuration; of a lazy one the largest of each kind. With graphs disabled there is
+        nothing to do.
 
         The step really runs while it warms up, on padded rows throughout: state outside the buffers must bear that.
         The buffers are reset before and after.
@@ -101,6 +103,38 @@ class GraphRunner:
         refuse_capture_while_serving()
         with self.pool.alone(), torch.no_grad():
             return self._capture(progress)
+
+    def capture_pending(self, seconds: float | None = None, progress: Progress | None = None) -> CaptureReport:
+        """Between two steps: record what a lazy configuration has left for later, what most steps wanted first.
+
+        seconds: no key is begun after so many, so that a gap in the traffic is enough; at least one is recorded.
+        Returns what this call recorded and dropped. The buffers keep what they hold, so that requests go on; as much
+        memory again is taken meanwhile.
+
+        Raises:
+            CaptureError: from inside a step.
+            ReplayError: a watched tensor has moved since the first capture, or another thread is in a step.
+        """
+        refuse_capture_while_serving()
+        with self.pool.alone(), torch.no_grad():
+            pending = self._graphs.pending()
+            if not pending or self._session is None:
+                return CaptureReport()
+            self._audit.sweep()
+            report = self._session.go_on(pending, seconds, progress)
+            wanted = self._graphs.wanted
+            self._graphs = Graphs(self.config, self.buffers, self._graphs.report | report, self._session.outputs.units)
+            self._graphs.wanted = wanted
+        return report
+
+    def recapture(self, progress: Progress | None = None) -> CaptureReport:
+        """Release and capture, after tensors that the graphs read have moved.
+
+        Raises:
+            CaptureError, ReplayError: as `capture`.
+        """
+        self.release()
+        return self.capture(progress)
 
     def watch(self, target: Watchable, name: str = "") -> None:
         """Refuse replays once a tensor of `target` has left the memory that the graphs use.
@@ -156,40 +190,12 @@ class GraphRunner:
             self.buffers.stage(batch, decision.key, inputs, self._request_slots)
             tensors = self._graphs.replay(decision) if replays else self._run_eager(decision)
             self.stats.record(decision)
+            if decision.wanted is not None:
+                self._graphs.wanted[decision.wanted] += 1
             self._steps.done += 1
             return StepOutput(tensors, decision, None if self.config.debug is Debug.OFF else self._steps.lease())
         finally:
             self.pool.leave()
-
-    def coverage(self, query_len: int = 1) -> list[Decision]:
-        """The route of every uniform batch from 1 to what the buffers hold, known before the first request."""
-        return self._graphs.coverage(query_len)
-
-    def coverage_mixed(self) -> list[Decision]:
-        """The route of every other batch, of one request and 1 to as many tokens as the buffers hold."""
-        return self._graphs.coverage_mixed()
-
-    def graph(self, batch: BatchDescriptor | int) -> CapturedGraph:
-        """The graph of a key, or the one that runs a batch; a number is that many requests of one token each.
-
-        Raises:
-            CaptureError: no graph runs it; says why.
-            InputError: more requests or tokens than the buffers hold.
-        """
-        return self._graphs.find(self._live.get(batch) if isinstance(batch, int) else batch)
-
-    def graph_nodes(self, batch: BatchDescriptor | int) -> list[GraphNode]:
-        """What the graph of a key or batch consists of: every node with the region that recorded it.
-
-        Raises:
-            CaptureError: as for `graph`, or the platform cannot look into its graphs.
-            InputError: as for `graph`.
-        """
-        return self.graph(batch).recording.nodes()
-
-    def break_costs(self) -> dict[str, BreakTotal]:
-        """What each break has cost the host so far, by name. The device's side: `graph(...).recording.measure()`."""
-        return self._graphs.break_costs()
 
     def verify(
         self,
@@ -228,8 +234,10 @@ class GraphRunner:
         with self.pool.alone():
             self._graphs.release()
             self._graphs = Graphs(self.config, self.buffers, CaptureReport(), {})
+            self._session = None  # and with it the outputs
             self._audit.forget()
             self.pool.renew()
+            self.pool.platform.give_back()
 
     def rehearse(self, batch: BatchDescriptor) -> None:
         """Run a batch's step eagerly, on padded rows and on this thread's current stream. The buffers are reset.
@@ -249,8 +257,9 @@ class GraphRunner:
     def _capture(self, progress: Progress | None) -> CaptureReport:
         if self._graphs:
             raise CaptureError("captured already; call release() first")
-        report, units = record_keys(self.config, self.buffers, self.pool, self._run, progress)
-        self._graphs = Graphs(self.config, self.buffers, report, units)
+        self._session = CaptureSession(self.config, self.buffers, self.pool, self._run)
+        report = self._session.start(progress)
+        self._graphs = Graphs(self.config, self.buffers, report, self._session.outputs.units)
         self._audit.remember()
         for cliff in self._graphs.cliffs():
             _log.warning("%s", cliff)

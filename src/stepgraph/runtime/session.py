@@ -1,8 +1,9 @@
-"""From a configuration to its graphs: the keys, the buffers they share, and the capture."""
+"""From a configuration to its graphs: the keys, the outputs they share, and the capture, at once or bit by bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,46 +12,89 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress, capture_graphs
 from stepgraph.runtime.config import Backend, GraphConfig
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.dispatch import Mode
+from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.keys import capture_keys
-from stepgraph.runtime.outputs import SharedOutputs, Unit
+from stepgraph.runtime.naming import describe
+from stepgraph.runtime.outputs import SharedOutputs
 from stepgraph.runtime.pool import GraphPool
 
 
-def record_keys(
-    config: GraphConfig,
-    buffers: StaticBuffers,
-    pool: GraphPool,
-    run: Callable[[BatchDescriptor], Any],
-    progress: Progress | None,
-) -> tuple[CaptureReport, dict[str, Unit]]:
-    """Record every key of a configuration; also returns what the rows of each output count.
+class CaptureSession:
+    """Records the keys of a configuration.
 
-    run: the step on the rows of a batch or key. The buffers are reset before and after.
-
-    Raises:
-        CaptureError: not one key could be captured.
+    run: the step on the rows of a batch or key.
     """
-    keys = capture_keys(config, max_requests=buffers.max_requests, max_tokens=buffers.max_tokens)
-    if not keys:
-        return CaptureReport(), {}
-    rows = {key: buffers.rows(key, config.prefill.max_requests) for key in keys}
-    most_tokens, most_requests = (max(r[unit] for r in rows.values()) for unit in ("token", "request"))
-    outputs = SharedOutputs(buffers.slab, most_tokens, most_requests)
 
-    def step(key: BatchDescriptor) -> dict[str, torch.Tensor]:
-        return outputs.collect(run(key), rows[key]["token"], rows[key]["request"])
+    def __init__(
+        self, config: GraphConfig, buffers: StaticBuffers, pool: GraphPool, run: Callable[[BatchDescriptor], Any]
+    ) -> None:
+        self._config, self._buffers, self._pool, self._run = config, buffers, pool, run
+        self._keys = capture_keys(config, max_requests=buffers.max_requests, max_tokens=buffers.max_tokens)
+        self._rows = {key: buffers.rows(key, config.prefill.max_requests) for key in self._keys}
+        most_tokens = max((rows["token"] for rows in self._rows.values()), default=0)
+        most_requests = max((rows["request"] for rows in self._rows.values()), default=0)
+        self.outputs = SharedOutputs(buffers.slab, most_tokens, most_requests)
 
-    buffers.reset()
-    try:
-        report = capture_graphs(pool, keys, step, warmups=config.warmups, debug=config.debug, progress=progress)
-        if outputs.undecided and buffers.max_tokens > 1 and any(key.is_relaxed for key in report.graphs):
-            probe = BatchDescriptor.mixed(2, 1)  # tells tokens and requests apart, which no key did
-            outputs.learn(pool.platform.warm_up(lambda: run(probe)), tokens=2, requests=1)
-    finally:
-        buffers.reset()
-    buffers.platform.synchronize()  # the first call may come on any stream
-    return report, outputs.units
+    def start(self, progress: Progress | None) -> CaptureReport:
+        """Record every key; of a lazy configuration the largest of each kind. The buffers are reset before and after.
+
+        Raises:
+            CaptureError: not one key could be captured.
+        """
+        if not self._keys:
+            return CaptureReport()
+        now = _largest(self._keys) if self._config.lazy else self._keys
+        self._buffers.reset()
+        try:
+            report = self._record(now, progress)
+            if self.outputs.undecided and self._buffers.max_tokens > 1 and any(k.is_relaxed for k in report.graphs):
+                probe = BatchDescriptor.mixed(2, 1)  # tells tokens and requests apart, which no key did
+                self.outputs.learn(self._pool.platform.warm_up(lambda: self._run(probe)), tokens=2, requests=1)
+        finally:
+            self._buffers.reset()
+        self._pool.platform.synchronize()  # the first call may come on any stream
+        pending = {key: mode for key, mode in self._keys.items() if key not in now}
+        if not report.graphs and not pending:
+            key, why = list(report.dropped.items())[-1]
+            raise CaptureError(f"not one size could be captured; {describe(key)}: {why}")
+        return replace(report, pending=pending)
+
+    def go_on(
+        self, keys: Mapping[BatchDescriptor, Mode], seconds: float | None, progress: Progress | None
+    ) -> CaptureReport:
+        """Record some more keys in this order; none is begun after `seconds`. The buffers stay as they are."""
+        with self._buffers.kept():
+            self._buffers.reset()
+            report = self._record(keys, progress, seconds)
+        self._pool.platform.synchronize()
+        return report
+
+    def _record(
+        self, keys: Mapping[BatchDescriptor, Mode], progress: Progress | None, seconds: float | None = None
+    ) -> CaptureReport:
+        config = self._config
+        return capture_graphs(
+            self._pool,
+            keys,
+            self._step,
+            warmups=config.warmups,
+            debug=config.debug,
+            progress=progress,
+            seconds=seconds,
+        )
+
+    def _step(self, key: BatchDescriptor) -> dict[str, torch.Tensor]:
+        rows = self._rows[key]
+        return self.outputs.collect(self._run(key), rows["token"], rows["request"])
+
+
+def _largest(keys: Mapping[BatchDescriptor, Mode]) -> dict[BatchDescriptor, Mode]:
+    """The first key of each query length: the others fit into the memory that it takes."""
+    first: dict[int | None, BatchDescriptor] = {}
+    for key in keys:
+        first.setdefault(key.query_len, key)
+    return {key: keys[key] for key in first.values()}
 
 
 def require_fit(config: GraphConfig, buffers: StaticBuffers) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.platforms.base import HostMirror, Platform, Recording
+from stepgraph.runtime.platforms.base import DeviceMemory, HostMirror, Platform, Recording
 
-__all__ = ["HostMirror", "Platform", "Recording", "platform_for"]
+__all__ = ["DeviceMemory", "HostMirror", "Platform", "Recording", "platform_for"]
 
 
 def platform_for(device: torch.device | str) -> Platform:

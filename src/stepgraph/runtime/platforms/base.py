@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -15,8 +16,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A device's memory at one moment, in bytes.
+
+    total, free: the device's own figures; free counts what other processes have too.
+    reserved: what torch's allocator holds in this process, graph pools included. allocated: of it, in tensors.
+    """
+
+    total: int
+    free: int
+    reserved: int
+    allocated: int
+
+    @property
+    def outside(self) -> int:
+        """Taken on the device, but not by torch's allocator: context, modules, graphs, mappings, other processes."""
+        return self.total - self.free - self.reserved
+
+
 class Recording(Protocol):
     """One recorded step. It reads and writes the addresses it was recorded with, and runs no Python of the step."""
+
+    @property
+    def node_types(self) -> Mapping[str, int]:
+        """How many recorded operations there are of each type, without those inside child graphs."""
+
+    @property
+    def instantiate_seconds(self) -> float:
+        """Of the time that recording took, what making it executable took."""
 
     @property
     def num_nodes(self) -> int | None:
@@ -59,6 +87,15 @@ class Platform(Protocol):
     def new_pool(self) -> Any:
         """A memory pool that recordings may share; they must then not replay at the same time."""
 
+    def pool_bytes(self, pool: Any) -> int:
+        """What a pool has taken for its recordings, in bytes."""
+
+    def memory(self) -> DeviceMemory | None:
+        """The device's memory now, without waiting for it. None where the device has no figures of its own."""
+
+    def give_back(self) -> None:
+        """Return memory that nothing uses any more to the device. Waits for the device."""
+
     def warm_up(self, step: Callable[[], T]) -> T:
         """Run the step eagerly where it will be recorded, so that kernels compile and workspaces grow first."""
 
@@ -69,8 +106,8 @@ class Platform(Protocol):
             CaptureError: the step did what a recording cannot hold.
             torch.OutOfMemoryError: no room.
 
-        After either the pool takes no further recordings; those that it holds still replay. A function marked with
-        `graph_break` is called and recorded like any other.
+        After a CaptureError the pool takes no further recordings; out of memory, it does as long as it holds one.
+        Those that it holds still replay. A function marked with `graph_break` is called and recorded like any other.
         """
 
     def record_breakable(

@@ -12,6 +12,8 @@ import torch
 from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms.base import DeviceMemory
+from stepgraph.runtime.platforms.cuda_memory import device_memory, pool_segments
 from stepgraph.runtime.platforms.cuda_segments import CudaRecording, CudaSegments
 from stepgraph.runtime.platforms.segments import record_segments, record_whole
 from stepgraph.runtime.regions import logging_regions
@@ -106,6 +108,16 @@ class CudaPlatform:
 
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()
+
+    def pool_bytes(self, pool: Any) -> int:
+        return sum(size for _, size in pool_segments(pool))
+
+    def memory(self) -> DeviceMemory:
+        return device_memory(self.device)
+
+    def give_back(self) -> None:
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
 
     def warm_up(self, step: Callable[[], T]) -> T:
         current = torch.cuda.current_stream(self.device)

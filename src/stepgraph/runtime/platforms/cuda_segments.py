@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from stepgraph.runtime.borrow import borrow
 from stepgraph.runtime.errors import CaptureError, ReplayError, StepgraphError
 from stepgraph.runtime.nodes import GraphNode
-from stepgraph.runtime.platforms.cuda_driver import count_nodes, unjoined
+from stepgraph.runtime.platforms.cuda_driver import count_types, unjoined, upload
+from stepgraph.runtime.platforms.cuda_memory import pool_segments
 from stepgraph.runtime.platforms.cuda_walk import NewNodes, load_driver, walk
 from stepgraph.runtime.platforms.source_line import calling_line, raising_line
 from stepgraph.runtime.regions import RegionLog
@@ -27,14 +29,30 @@ class CudaRecording:
     def __init__(self, graph: torch.cuda.CUDAGraph, regions: Mapping[int, str] | None) -> None:
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._regions = regions
+        self.node_types: Mapping[str, int] = count_types(graph.raw_cuda_graph())
+        self.instantiate_seconds = 0.0
+
+    def instantiate(self, stream: torch.cuda.Stream) -> None:
+        """Make it executable, and take all the memory that this needs.
+
+        Raises:
+            torch.OutOfMemoryError: the driver found no room for it.
+        """
+        assert self._graph is not None
+        started = perf_counter()
+        try:
+            self._graph.instantiate()
+        except RuntimeError as error:  # torch has no type of its own for the driver's want of memory
+            if "out of memory" in str(error):
+                raise torch.OutOfMemoryError("the driver has no memory for the executable graph") from error
+            raise
+        if self.node_types and hasattr(self._graph, "raw_cuda_graph_exec"):  # else the first launch does it
+            upload(self._graph.raw_cuda_graph_exec(), stream.cuda_stream)
+        self.instantiate_seconds = perf_counter() - started
 
     @property
     def num_nodes(self) -> int | None:
         return None if self._regions is None else len(self._regions)
-
-    def holds_work(self) -> bool:
-        """Whether a replay does anything."""
-        return self._graph is not None and count_nodes(self._graph.raw_cuda_graph()) > 0
 
     def replay(self) -> None:
         if self._graph is None:
@@ -91,9 +109,10 @@ class CudaSegments:
         self._refuse_unjoined()
         graph.capture_end()
         self._graph = None
-        self._made.append(CudaRecording(graph, regions))
-        graph.instantiate()
-        return self._made[-1]
+        recording = CudaRecording(graph, regions)
+        self._made.append(recording)
+        recording.instantiate(self._stream)
+        return recording
 
     def close(self) -> CudaRecording | None:
         with _empty_graphs_allowed():
@@ -103,7 +122,7 @@ class CudaSegments:
                 place.copy_(values)
         self._results = []
         self._pool_ranges = None
-        if not recording.holds_work():
+        if not recording.node_types:
             self.kept.append(recording)
             return None
         recording.replay()
@@ -130,8 +149,10 @@ class CudaSegments:
             error = _as_capture_error(error)
             for other in self._unjoined():
                 self._stream.wait_stream(other)
-            self._end_failed(self._graph)
+            refused = self._end_failed(self._graph)
             self._graph = None
+            if refused is not None and isinstance(error, torch.OutOfMemoryError):
+                error = CaptureError(f"{error}; and the driver could not end the capture: {refused}")
         self._results = []
         if self._made:
             self._stream.synchronize()  # segments may still run
@@ -139,15 +160,19 @@ class CudaSegments:
                 recording.release()
         return error
 
-    def _end_failed(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _end_failed(self, graph: torch.cuda.CUDAGraph) -> str | None:
+        """Returns why the driver refused to end the capture, if it did: the pool is spent then."""
+        refused = None
         try:
             with _empty_graphs_allowed():
                 graph.capture_end()
-        except RuntimeError:
-            # The driver refused to end it; older torch then leaves the allocator routed to the pool.
+        except RuntimeError as error:
+            refused = str(error).strip().splitlines()[0]
+            # Older torch now leaves the allocator routed to the pool.
             with contextlib.suppress(RuntimeError):  # newer torch has ended it already
                 torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
         graph.reset()
+        return refused
 
     def _new_nodes(self) -> set[int]:
         return set() if self._graph is None or self._nodes is None else self._nodes()
@@ -167,11 +192,7 @@ class CudaSegments:
 
     def _lies_in_pool(self, tensor: torch.Tensor) -> bool:
         if self._pool_ranges is None:
-            self._pool_ranges = [
-                (segment["address"], segment["address"] + segment["total_size"])
-                for segment in torch.cuda.memory_snapshot(self._pool)
-                if tuple(segment["segment_pool_id"]) == tuple(self._pool)
-            ]
+            self._pool_ranges = [(start, start + size) for start, size in pool_segments(self._pool)]
         address = tensor.untyped_storage().data_ptr()
         return any(start <= address < stop for start, stop in self._pool_ranges)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepgraph.runtime.batch import BatchDescriptor
-from stepgraph.runtime.capture import count, describe
 from stepgraph.runtime.dispatch import Mode
+from stepgraph.runtime.naming import count, describe
 
 
 class FaultKind(StrEnum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.platforms.refusals import HostReadGuard
 from stepgraph.runtime.platforms.segments import record_segments, record_whole
+from stepgraph.runtime.platforms.tape.pool import TapePool
 from stepgraph.runtime.platforms.tape.recorder import Call, TapeRecorder
 from stepgraph.runtime.regions import RegionLog, logging_regions
 
@@ -27,6 +28,8 @@ class TapeRecording:
         self._calls = calls
         self._nodes: list[GraphNode] | None = nodes
         self.num_nodes: int | None = len(calls)
+        self.node_types: Mapping[str, int] = {"operator": len(calls)} if calls else {}
+        self.instantiate_seconds = 0.0
 
     def replay(self) -> None:
         # Inference mode also lets a step that was recorded under it be written to again.
@@ -70,6 +73,7 @@ class TapeSegments:
     def place(self, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             placed = torch.empty_like(result).copy_(result)
+        self._recorder.own(placed)
         return placed, placed
 
 
@@ -90,15 +94,24 @@ class TapePlatform:
     name = "tape"
     device = torch.device("cpu")
 
-    def new_pool(self) -> None:
-        return None  # every recording holds its own storages
+    def new_pool(self) -> TapePool:
+        return TapePool()
+
+    def pool_bytes(self, pool: TapePool) -> int:
+        return pool.nbytes()
+
+    def memory(self) -> None:
+        return None
+
+    def give_back(self) -> None:
+        pass  # storages go with the last tensor over them
 
     def warm_up(self, step: Callable[[], T]) -> T:
         return step()
 
-    def record(self, step: Callable[[], T], pool: None) -> tuple[TapeRecording, T]:
+    def record(self, step: Callable[[], T], pool: TapePool | None) -> tuple[TapeRecording, T]:
         refuse_capture_while_serving()
-        recorder = TapeRecorder()
+        recorder = TapeRecorder(pool)
         segments = TapeSegments(recorder)
         with recorder, HostReadGuard(lambda: False), logging_regions(segments.log):
             result = step()
@@ -107,10 +120,10 @@ class TapePlatform:
         return recording, result
 
     def record_breakable(
-        self, step: Callable[[], T], pool: None, *, every_op: bool = False
+        self, step: Callable[[], T], pool: TapePool | None, *, every_op: bool = False
     ) -> tuple[BreakableRecording, T]:
         refuse_capture_while_serving()
-        recorder = TapeRecorder()
+        recorder = TapeRecorder(pool)
         segments = TapeSegments(recorder)
         with recorder, HostReadGuard(lambda: recorder.paused), logging_regions(segments.log):
             parts, result = record_segments(segments, step, every_op=every_op)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from stepgraph.runtime.platforms.refusals import refusal, refuse_operator
 from stepgraph.runtime.platforms.source_line import calling_line
 from stepgraph.runtime.platforms.tape.out_variants import out_variant
+from stepgraph.runtime.platforms.tape.pool import TapePool
 
 Call = tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]
 
@@ -24,10 +25,13 @@ class TapeRecorder(TorchDispatchMode):
     Views cost nothing at a replay: they are tensors over storages that the recording already holds.
     Results of functional operators become fixed storages that each replay writes again. Inside a break nothing is
     recorded; the storages that the break makes are noted, since no recorded call may read one of them.
+
+    pool: counts the storages that the recording holds; None: nobody does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: TapePool | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._pool = pool
         self.calls: list[Call] = []
         self.names: list[str] = []
         self._noted = 0
@@ -128,7 +132,16 @@ class TapeRecorder(TorchDispatchMode):
         """For each tensor leaf of the result: its frozen form, or None where it lies in an input's storage."""
         known = {t.untyped_storage()._cdata for t in tree_leaves(inputs) if isinstance(t, torch.Tensor)}
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        return [None if leaf.untyped_storage()._cdata in known else self.alias(leaf) for leaf in leaves]
+        fresh = [None if leaf.untyped_storage()._cdata in known else self.alias(leaf) for leaf in leaves]
+        for tensor in fresh:
+            if tensor is not None:
+                self.own(tensor)
+        return fresh
+
+    def own(self, tensor: torch.Tensor) -> None:
+        """The recording holds this tensor's storage, which replays write."""
+        if self._pool is not None:
+            self._pool.add(tensor.untyped_storage())
 
     def _freeze(self, tree: Any) -> Any:
         return tree_map_only(torch.Tensor, self.alias, tree)

@@ -1,0 +1,1 @@
+"""What graphs cost, who has which bytes, and what a capture will take."""

@@ -1,0 +1,74 @@
+"""What recording one key took: bytes of the pool, bytes of the driver, time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+from stepgraph.runtime.platforms import DeviceMemory, Recording
+from stepgraph.runtime.pool import GraphPool
+
+
+@dataclass(frozen=True)
+class CaptureCost:
+    """What one key took.
+
+    pool_bytes: the shared pool grew by this; a key that fits into what larger ones left takes none.
+    driver_bytes: free memory that went while the key was recorded, instantiated and uploaded, less what torch's
+        allocator took of it: the driver's own, for the executable graph. The driver takes memory in pieces of 2 MiB
+        and more, so that one key may pay for several: read sums. 0 where there is no driver.
+    loaded_bytes: the same of the warm-ups: kernels that the driver loaded, and memory that it sets up once.
+    nodes: recorded operations by type.
+    warmup_seconds, capture_seconds, instantiate_seconds: of the host. Instantiation is not part of capture_seconds.
+    """
+
+    pool_bytes: int
+    driver_bytes: int
+    loaded_bytes: int
+    nodes: Mapping[str, int]
+    warmup_seconds: float
+    capture_seconds: float
+    instantiate_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.warmup_seconds + self.capture_seconds + self.instantiate_seconds
+
+
+class CostMeter:
+    """Reads the figures around the recording of one key. It waits for nothing, so that it may always be on."""
+
+    def __init__(self, pool: GraphPool) -> None:
+        self._pool = pool
+        self._begun = self._warm = perf_counter()
+        self._at_start = self._at_warm = pool.platform.memory()
+        self._pool_before: int | None = None
+
+    def warmed_up(self) -> None:
+        """The warm-ups are done; what follows is the recording."""
+        self._at_warm = self._pool.platform.memory()
+        self._pool_before = self._pool.platform.pool_bytes(self._pool.handle)
+        self._warm = perf_counter()
+
+    def pool_growth(self) -> int:
+        """Bytes that the pool has grown by since the warm-ups; 0 before."""
+        before = self._pool_before
+        return 0 if before is None else self._pool.platform.pool_bytes(self._pool.handle) - before
+
+    def cost(self, recording: Recording) -> CaptureCost:
+        """The key is recorded."""
+        recorded = perf_counter() - self._warm
+        return CaptureCost(
+            pool_bytes=self.pool_growth(),
+            driver_bytes=_taken(self._at_warm, self._pool.platform.memory()),
+            loaded_bytes=_taken(self._at_start, self._at_warm),
+            nodes=dict(recording.node_types),
+            warmup_seconds=self._warm - self._begun,
+            capture_seconds=recorded - recording.instantiate_seconds,
+            instantiate_seconds=recording.instantiate_seconds,
+        )
+
+
+def _taken(before: DeviceMemory | None, after: DeviceMemory | None) -> int:
+    return 0 if before is None or after is None else after.outside - before.outside

@@ -1,0 +1,26 @@
+"""What CUDA's driver and torch's allocator say of a device's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stepgraph.runtime.platforms.base import DeviceMemory
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """Asks the driver and the allocator; waits for nothing. Two free figures differ by what was taken between them."""
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    sizes = {name: int(stats[f"{name}_bytes"]["all"]["current"]) if stats else 0 for name in ("reserved", "allocated")}
+    return DeviceMemory(total, free, **sizes)
+
+
+def pool_segments(pool: Any) -> list[tuple[int, int]]:
+    """(address, bytes) of each segment that a graph pool has taken from the device."""
+    return [
+        (segment["address"], segment["total_size"])
+        for segment in torch.cuda.memory_snapshot(pool)
+        if tuple(segment["segment_pool_id"]) == tuple(pool)
+    ]

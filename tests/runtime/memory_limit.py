@@ -1,0 +1,44 @@
+"""A platform on which one recording asks for more memory than there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stepgraph.runtime.platforms import Platform
+
+MORE_THAN_THERE_IS = 1 << 44  # bytes
+
+
+class OutOfMemoryAt:
+    """A platform whose `at`-th recording (from 1) runs out of memory behind the step, in the allocator itself.
+
+    ballast: bytes that the step gets before that, so that the pool has grown by then.
+    """
+
+    def __init__(self, platform: Platform, at: int, ballast: int = 0) -> None:
+        self._platform, self._at, self._ballast = platform, at, ballast
+        self.recorded = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._platform, name)
+
+    def record(self, step: Callable[[], Any], pool: Any) -> Any:
+        self.recorded += 1
+        if self.recorded != self._at:
+            return self._platform.record(step, pool)
+
+        def greedy() -> Any:
+            result = step()
+            held = torch.empty(self._ballast, dtype=torch.uint8, device=self.device)
+            try:
+                torch.empty(MORE_THAN_THERE_IS, dtype=torch.uint8, device=self.device)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # a CPU has no type of its own for it
+                raise torch.OutOfMemoryError("Tried to allocate 16384.00 GiB.") from error
+            return result, held
+
+        return self._platform.record(greedy, pool)

@@ -1,0 +1,165 @@
+"""A size that runs out of memory: the others serve, and nothing of what it took stays."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from runtime.memory_limit import OutOfMemoryAt
+
+from stepgraph.runtime import (
+    BatchDescriptor,
+    CaptureError,
+    GraphConfig,
+    GraphPool,
+    GraphRunner,
+    Ladder,
+    Mode,
+    PaddingPolicy,
+    Reason,
+    ReplayError,
+    Slot,
+    StaticBuffers,
+)
+from stepgraph.runtime.memory.shortage import asked_for, remedy
+from stepgraph.runtime.platforms import DeviceMemory
+
+SIZES = (1, 2, 4, 8, 16)
+WIDTH = 1 << 16
+MIB = 1 << 20
+
+
+def runner_of(device: torch.device, sizes: tuple[int, ...] = SIZES, at: int = 0, ballast: int = 0) -> GraphRunner:
+    """Its `at`-th recording runs out of memory."""
+    slots = [Slot("x", torch.int64, "request", PaddingPolicy.ZERO)]
+    buffers = StaticBuffers(max_requests=16, device=device, slots=slots)
+    table = torch.ones(100, WIDTH, device=device)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (table[x] * 2).sum(1)
+
+    config = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit(sizes))
+    runner = GraphRunner(step, buffers, config)
+    return GraphRunner(step, buffers, config, pool=GraphPool(OutOfMemoryAt(runner.pool.platform, at, ballast)))
+
+
+def pool_bytes(runner: GraphRunner) -> int:
+    return runner.pool.platform.pool_bytes(runner.pool.handle)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+@pytest.mark.parametrize("ballast", [0, 64 * MIB])
+def test_the_others_serve_and_memory_is_as_without_it(at: int, ballast: int, device: torch.device) -> None:
+    lost = SIZES[-at]
+    without = runner_of(device, tuple(size for size in SIZES if size != lost))
+    without.capture()
+    runner = runner_of(device, at=at, ballast=ballast)
+    report = runner.capture()
+    assert list(report.dropped) == [BatchDescriptor.decode(lost)]
+    assert f"out of memory while capturing {lost} request" in report.dropped[BatchDescriptor.decode(lost)]
+    assert [key.num_reqs for key in report.graphs] == [size for size in reversed(SIZES) if size != lost]
+    assert abs(pool_bytes(runner) - pool_bytes(without)) <= 4 * MIB
+    assert runner(x=[5]).output.tolist() == [2.0 * WIDTH]
+    if lost == 16:
+        assert runner.coverage()[15].reason is Reason.SIZE_DROPPED
+    else:
+        assert runner.coverage()[lost - 1].mode is Mode.FULL
+
+
+class Sticky(OutOfMemoryAt):
+    """A pool keeps what a failed recording took, as CUDA's allocator does."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.left: dict[int, int] = {}
+
+    def pool_bytes(self, pool: Any) -> int:
+        return self._platform.pool_bytes(pool) + self.left.get(id(pool), 0)
+
+    def record(self, step: Any, pool: Any) -> Any:
+        try:
+            return super().record(step, pool)
+        except torch.OutOfMemoryError:
+            self.left[id(pool)] = self._ballast
+            raise
+
+
+def test_what_it_left_in_the_pool_of_others_is_given_back_by_recording_them_again() -> None:
+    runner = runner_of(torch.device("cpu"))
+    runner.pool = GraphPool(Sticky(runner.buffers.platform, 3, MIB))
+    first = runner.pool.handle
+    report = runner.capture()
+    assert runner.pool.platform.recorded == 5 + 4
+    assert runner.pool.handle is not first and first.nbytes() == 0 and runner.pool.platform.left == {id(first): MIB}
+    assert [key.num_reqs for key in report.graphs] == [16, 8, 2, 1] and len(report.dropped) == 1
+    assert runner(x=[5, 6]).output.tolist() == [2.0 * WIDTH] * 2
+
+
+def test_ten_rounds_of_release_and_recapture(device: torch.device) -> None:
+    runner = runner_of(device)
+    runner.capture()
+    taken, free = [], []
+    for _ in range(10):
+        runner.recapture()
+        assert runner(x=[5]).output.tolist() == [2.0 * WIDTH]
+        memory = runner.pool.platform.memory()
+        taken.append(pool_bytes(runner))
+        free.append(0 if memory is None else memory.free)
+    assert set(taken) == {taken[0]} and free[0] - free[-1] <= MIB
+    runner.release()
+    assert pool_bytes(runner) == 0
+
+
+def test_start_ups_leave_nothing_behind() -> None:
+    """Ten engines' worth of runners, each dropped as it is; the tape's storages are counted by the pool."""
+    pools = []
+    for _ in range(10):
+        runner = runner_of(torch.device("cpu"))
+        runner.capture()
+        pools.append(runner.pool.handle)
+        assert pools[-1].nbytes() > 0
+        del runner
+        gc.collect()
+    assert [pool.nbytes() for pool in pools] == [0] * 10
+
+
+def test_a_moved_weight_is_refused_until_recapture() -> None:
+    slots = [Slot("x", torch.float32, "request", PaddingPolicy.ZERO)]
+    module = torch.nn.Linear(1, 1, bias=False)
+    config = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([1]))
+    buffers = StaticBuffers(max_requests=1, slots=slots)
+    runner = GraphRunner(lambda x: x * module.weight[0, 0], buffers, config)
+    runner.watch(module)
+    runner.capture()
+    module.weight.data = torch.full((1, 1), 3.0)
+    with pytest.raises(ReplayError, match="weight from cpu"):
+        runner(x=[2.0])
+    runner.recapture()
+    assert runner(x=[2.0]).output.tolist() == [6.0]
+
+
+class TestRemedy:
+    memory = DeviceMemory(total=100 << 30, free=1 << 30, reserved=0, allocated=0)
+    keys = [BatchDescriptor.decode(size) for size in (8, 4)]
+
+    def test_it_says_by_how_much(self) -> None:
+        error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total of 100 GiB")
+        said = remedy(error, self.keys[0], self.keys, self.memory)
+        assert "3.00 GiB were asked for and 1.00 GiB are free" in said and "decode ladder at 4 requests" in said
+        assert "2.00 GiB less" in said and "lower by 0.020" in said
+
+    def test_without_figures_it_says_what(self) -> None:
+        said = remedy(torch.OutOfMemoryError("no"), self.keys[1], self.keys, None)
+        assert "capture fewer decode sizes" in said and "fewer blocks" in said
+
+    @pytest.mark.parametrize(
+        ("text", "nbytes"),
+        [("Tried to allocate 20.00 MiB.", 20 * MIB), ("tried to allocate 512 bytes", 512), ("", None)],
+    )
+    def test_what_was_asked_for(self, text: str, nbytes: int | None) -> None:
+        assert asked_for(torch.OutOfMemoryError(text)) == nbytes
+
+
+def test_nothing_captured_says_why() -> None:
+    with pytest.raises(CaptureError, match="not one size could be captured; 1 request: out of memory"):
+        runner_of(torch.device("cpu"), (1,), at=1).capture()
