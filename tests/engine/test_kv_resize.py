@@ -34,14 +34,14 @@ def engine(device: torch.device, **options: object) -> tuple[EngineCore, Virtual
 def intact(core: EngineCore, memory: VirtualMemory) -> bool:
     """Nobody wrote where there is no memory; a device would have stopped everything."""
     if isinstance(memory, FakeVirtualMemory):
-        return memory.untouched() and memory.used == core.kv.nbytes
+        return memory.untouched() and memory.used == core.kv_memory.nbytes
     return True
 
 
 @pytest.mark.parametrize("graphs", ["full", "breakable", "disabled"])
 def test_a_cache_sized_after_the_capture_gives_the_same_tokens(device: torch.device, graphs: str) -> None:
     core, memory = engine(device, graphs=graphs)
-    assert core.kv.num_blocks < BLOCKS and intact(core, memory)
+    assert core.kv_memory.num_blocks < BLOCKS and intact(core, memory)
     core.resize_kv(BLOCKS)
     assert core.kv_cache.shape[0] == BLOCKS and core.scheduler.pool.capacity == BLOCKS - 1
     assert run_all(core, requests()) == run_all(tiny_engine(device, graphs=graphs), requests())
@@ -90,7 +90,7 @@ def test_a_request_that_would_never_fit_again_is_not_locked_out(device: torch.de
     core.step()
     with pytest.raises(ConfigError, match="keep at least"):
         core.resize_kv(4)
-    assert core.kv.num_blocks == BLOCKS and core.scheduler.preemptions == 0
+    assert core.kv_memory.num_blocks == BLOCKS and core.scheduler.preemptions == 0
 
 
 def test_a_cache_that_was_allocated_at_once_preempts_nobody() -> None:
@@ -105,10 +105,10 @@ def test_a_cache_that_was_allocated_at_once_preempts_nobody() -> None:
 def test_out_of_memory_while_growing_changes_nothing() -> None:
     memory = FakeVirtualMemory(capacity=1 << 20)
     core = tiny_engine(num_blocks=BLOCKS, memory=memory)
-    before = core.kv.num_blocks
+    before = core.kv_memory.num_blocks
     with pytest.raises(ConfigError, match="the device does not have"):
         core.resize_kv(BLOCKS)
-    assert core.kv.num_blocks == before == core.scheduler.pool.capacity + 1
+    assert core.kv_memory.num_blocks == before == core.scheduler.pool.capacity + 1
 
 
 def test_verify_stays_within_the_blocks_there_are(device: torch.device) -> None:

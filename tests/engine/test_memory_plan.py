@@ -90,20 +90,20 @@ def test_the_cache_takes_what_is_left_after_graphs_and_eager_steps() -> None:
         device.cached += MIB // 2
 
     core, table = settled(plan_for(device), eager_steps_allocate)
-    assert core.kv.num_blocks == MIB // BLOCK and core.kv.max_blocks == 16 * 16 + 1
+    assert core.kv_memory.num_blocks == MIB // BLOCK and core.kv_memory.max_blocks == 16 * 16 + 1
     assert table["eager steps, at most"] == MIB // 2 and 0 <= table["unused"] < device.virtual.granularity
     assert sum(row.nbytes for row in table.rows) == table.total
 
 
 def test_it_takes_no_more_than_a_full_batch_can_use() -> None:
     core, table = settled(plan_for(leaving(100 * MIB)))
-    assert core.kv.num_blocks == core.kv.max_blocks == 16 * 16 + 1 and table["unused"] > 90 * MIB
+    assert core.kv_memory.num_blocks == core.kv_memory.max_blocks == 16 * 16 + 1 and table["unused"] > 90 * MIB
 
 
 @pytest.mark.parametrize("asked", [{"kv_blocks": 50}, {"kv_bytes": 50 * BLOCK + 1}])
 def test_a_size_that_is_asked_for_is_what_there_is(asked: dict[str, int]) -> None:
     core, _ = settled(plan_for(leaving(100 * MIB), **asked))
-    assert core.kv.num_blocks == core.kv.max_blocks == 50
+    assert core.kv_memory.num_blocks == core.kv_memory.max_blocks == 50
 
 
 def test_both_sizes_are_refused() -> None:
@@ -163,7 +163,7 @@ def test_without_virtual_memory_the_cache_is_allocated_from_half_of_what_is_left
     sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True}
     plan = MemoryPlan(Budget(device, 0.9), None, **sizes)  # type: ignore[arg-type]
     core, table = settled(plan)
-    assert core.kv.num_blocks == MIB // BLOCK and not core.kv.resizable and table["KV cache"] == 0
+    assert core.kv_memory.num_blocks == MIB // BLOCK and not core.kv_memory.resizable and table["KV cache"] == 0
 
 
 def test_a_cpu_has_no_fraction_but_a_table() -> None:
@@ -172,7 +172,7 @@ def test_a_cpu_has_no_fraction_but_a_table() -> None:
     with pytest.raises(ConfigError, match="kv_bytes instead"):
         memory_plan(cpu, 0.5, **sizes)
     core, table = settled(memory_plan(cpu, None, kv_bytes=30 * BLOCK, **sizes))
-    assert core.kv.num_blocks == 30 and table["KV cache"] == 30 * BLOCK and table.total is None
+    assert core.kv_memory.num_blocks == 30 and table["KV cache"] == 30 * BLOCK and table.total is None
     assert table["weights"] == weight_bytes(CONFIG, FLOAT)
 
 
@@ -192,7 +192,10 @@ def test_an_llm_on_a_device_sizes_its_cache_last(tmp_path: Path, monkeypatch: py
     names = [row.name for row in llm.memory.rows]
     assert names[:3] == ["driver, torch, other processes", "weights", "attention workspaces"]
     assert names[3:7] == ["step buffers", "graphs", "eager steps, at most", "KV cache"]
-    assert device.virtual.used == llm.core.kv.nbytes > 2 * llm.core.kv.block_bytes and device.virtual.untouched()
+    assert (
+        device.virtual.used == llm.core.kv_memory.nbytes > 2 * llm.core.kv_memory.block_bytes
+        and device.virtual.untouched()
+    )
 
 
 def test_an_llm_that_cannot_fit_loads_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +214,7 @@ def test_an_llm_that_cannot_fit_loads_no_weight(tmp_path: Path, monkeypatch: pyt
 def test_on_a_gpu_the_cache_ends_where_the_fraction_does(tmp_path: Path) -> None:
     """The model's useful cache is far smaller than a GPU, so the size is asked for; the table must still add up."""
     llm = LLM(write_checkpoint(tmp_path), device="cuda", max_num_seqs=4, memory_fraction=0.8)
-    assert llm.core.kv.resizable and llm.core.kv.num_blocks == llm.core.kv.max_blocks
+    assert llm.core.kv_memory.resizable and llm.core.kv_memory.num_blocks == llm.core.kv_memory.max_blocks
     assert sum(row.nbytes for row in llm.memory.rows) == llm.memory.total
     assert llm.memory["unused"] > 0 and llm.memory["KV cache"] >= 0
     with pytest.raises(ConfigError, match="raise memory_fraction to"):

@@ -81,8 +81,8 @@ class EngineCore:
         for change in self.resolution.changes:
             if change.severity is Severity.WARNING:
                 _log.warning("graphs: %s", change)
-        self.kv = KVMemory(model.config, num_blocks, model.dtype, model.device, memory)
-        self.scheduler = Scheduler(BlockPool(self.kv.num_blocks), max_num_seqs, step_tokens)
+        self.kv_memory = KVMemory(model.config, num_blocks, model.dtype, model.device, memory)
+        self.scheduler = Scheduler(BlockPool(self.kv_memory.num_blocks), max_num_seqs, step_tokens)
         self._max_blocks = blocks_for(max_model_len)
         vocab = model.config.vocab_size if penalties else None
         self.buffers = StaticBuffers(
@@ -91,7 +91,7 @@ class EngineCore:
             device=model.device,
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab),
         )
-        step = DecoderStep(model, attention, self.kv.cache, sampler)
+        step = DecoderStep(model, attention, self.kv_memory.cache, sampler)
         self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
         self.runner = GraphRunner(step, self.buffers, self.resolution.config, state=self._verified())
         self.runner.watch(vars(model), "model")
@@ -102,7 +102,7 @@ class EngineCore:
     @property
     def kv_cache(self) -> torch.Tensor:
         """The blocks there are: [num_blocks, layers, 2, block_size, kv_heads, head_dim]."""
-        return self.kv.blocks
+        return self.kv_memory.blocks
 
     def resize_kv(self, num_blocks: int) -> None:
         """Take memory for more KV blocks, or give back that of the blocks from `num_blocks` on. Graphs stay.
@@ -114,7 +114,7 @@ class EngineCore:
             ReplayError: a step is under way.
         """
         with self.runner.pool.alone():
-            resize(self.kv, self.scheduler, num_blocks)
+            resize(self.kv_memory, self.scheduler, num_blocks)
         self.runner.state = self._verified()
 
     @torch.inference_mode()
@@ -179,7 +179,7 @@ class EngineCore:
 
     def _verified(self) -> dict[str, torch.Tensor]:
         """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""
-        return {"kv_cache": self.kv.blocks[1 : 1 + self._most_verified]}
+        return {"kv_cache": self.kv_memory.blocks[1 : 1 + self._most_verified]}
 
     def _run(self, rows: list[Request], chunks: list[Chunk], inputs: dict[str, Any]) -> list[int]:
         """The next token of each row, then of each chunk's request."""

@@ -95,7 +95,7 @@ class MemoryPlan:
         Raises:
             ConfigError: too little is left; names what to change, and to what.
         """
-        kv, budget = core.kv, self.budget
+        kv, budget = core.kv_memory, self.budget
         if budget is None:
             slab, weights = core.buffers.slab, weight_bytes(core.model.config, core.model.dtype)
             known = {"weights": weights, "step buffers": slab.nbytes, "KV cache": kv.nbytes}
