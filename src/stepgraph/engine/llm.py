@@ -17,7 +17,7 @@ from stepgraph.engine.core import EngineCore
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
-from stepgraph.engine.memory_plan import memory_plan
+from stepgraph.engine.kv_plan import kv_plan
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.params import SamplingParams
@@ -110,7 +110,7 @@ class LLM:
         choose_token = get_sampler(sampler)
         started = time.perf_counter()
         rows = largest_batch(config, max_num_seqs)
-        plan = memory_plan(
+        plan = kv_plan(
             target,
             memory_fraction,
             max_num_seqs=max_num_seqs,

@@ -27,7 +27,7 @@ _GUESSED_FRACTION = 0.5  # of what is spare, where a cache must be allocated bef
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class KVPlan:
     """What is asked for, and where it is to come from.
 
     budget: of the device; None: on a CPU, which has no memory of its own.
@@ -166,18 +166,18 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return sum(math.prod(shape) for shape in expected_tensors(config).values()) * dtype.itemsize
 
 
-def memory_plan(device: torch.device, fraction: float | None, **wanted: Any) -> MemoryPlan:
-    """The plan for a device, as it is now: before anything is loaded. wanted: the fields of MemoryPlan.
+def kv_plan(device: torch.device, fraction: float | None, **wanted: Any) -> KVPlan:
+    """The plan for a device, as it is now: before anything is loaded. wanted: the fields of KVPlan.
 
     Raises:
-        ConfigError: a fraction of a CPU's memory, or as MemoryPlan.
+        ConfigError: a fraction of a CPU's memory, or as KVPlan.
     """
     if device.type != "cuda":
         if fraction is not None:
             raise ConfigError(f"memory_fraction is {fraction}, of a GPU's memory; on {device} give kv_bytes instead")
-        return MemoryPlan(None, None, **wanted)
+        return KVPlan(None, None, **wanted)
     reason = why_no_virtual_memory(device)
     if reason is not None:
         _log.warning("KV cache: allocated before the capture, from half of what is left then, since %s", reason)
     virtual = CudaVirtualMemory(device) if reason is None else None
-    return MemoryPlan(Budget(CudaMemory(device), FRACTION if fraction is None else fraction), virtual, **wanted)
+    return KVPlan(Budget(CudaMemory(device), FRACTION if fraction is None else fraction), virtual, **wanted)

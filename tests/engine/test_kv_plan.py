@@ -14,7 +14,7 @@ from runtime.fake_virtual import FakeVirtualMemory
 from stepgraph import LLM, SamplingParams
 from stepgraph.engine.budget import MARGIN, Budget
 from stepgraph.engine.kv_blocks import block_bytes
-from stepgraph.engine.memory_plan import MemoryPlan, memory_plan, weight_bytes
+from stepgraph.engine.kv_plan import KVPlan, kv_plan, weight_bytes
 from stepgraph.runtime.errors import ConfigError
 
 MIB = 1 << 20
@@ -38,9 +38,9 @@ class FakeDevice:
         self.cached = 0
 
 
-def plan_for(device: FakeDevice, fraction: float = 0.9, **options: Any) -> MemoryPlan:
+def plan_for(device: FakeDevice, fraction: float = 0.9, **options: Any) -> KVPlan:
     sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True, **options}
-    return MemoryPlan(Budget(device, fraction), device.virtual, **sizes)
+    return KVPlan(Budget(device, fraction), device.virtual, **sizes)
 
 
 def leaving(nbytes: int) -> FakeDevice:
@@ -48,7 +48,7 @@ def leaving(nbytes: int) -> FakeDevice:
     return FakeDevice(int(FakeDevice.total * 0.9) - MARGIN - nbytes)
 
 
-def settled(plan: MemoryPlan, during: Callable[[], None] = lambda: None) -> tuple[Any, Any]:
+def settled(plan: KVPlan, during: Callable[[], None] = lambda: None) -> tuple[Any, Any]:
     core = tiny_engine(num_blocks=plan.num_blocks(CONFIG, FLOAT, 256), memory=plan.virtual)
     rehearse = core.run_largest_step
 
@@ -116,7 +116,7 @@ def test_less_than_two_blocks_are_refused_before_anything_is_loaded() -> None:
         plan_for(FakeDevice(), kv_bytes=100).require_fit(CONFIG, FLOAT, 256)
 
 
-def needed(plan: MemoryPlan) -> int:
+def needed(plan: KVPlan) -> int:
     """What the tiny model needs at least, at a length of 256: weights, buffers, and the cache of one request."""
     return weight_bytes(CONFIG, FLOAT) + plan._buffer_bytes(CONFIG, 256, plan.rows) + 17 * BLOCK
 
@@ -161,7 +161,7 @@ def test_too_little_left_after_the_capture_is_refused() -> None:
 def test_without_virtual_memory_the_cache_is_allocated_from_half_of_what_is_left() -> None:
     device = leaving(2 * MIB)
     sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True}
-    plan = MemoryPlan(Budget(device, 0.9), None, **sizes)  # type: ignore[arg-type]
+    plan = KVPlan(Budget(device, 0.9), None, **sizes)  # type: ignore[arg-type]
     core, table = settled(plan)
     assert core.kv_memory.num_blocks == MIB // BLOCK and not core.kv_memory.resizable and table["KV cache"] == 0
 
@@ -170,8 +170,8 @@ def test_a_cpu_has_no_fraction_but_a_table() -> None:
     cpu = torch.device("cpu")
     sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True}
     with pytest.raises(ConfigError, match="kv_bytes instead"):
-        memory_plan(cpu, 0.5, **sizes)
-    core, table = settled(memory_plan(cpu, None, kv_bytes=30 * BLOCK, **sizes))
+        kv_plan(cpu, 0.5, **sizes)
+    core, table = settled(kv_plan(cpu, None, kv_bytes=30 * BLOCK, **sizes))
     assert core.kv_memory.num_blocks == 30 and table["KV cache"] == 30 * BLOCK and table.total is None
     assert table["weights"] == weight_bytes(CONFIG, FLOAT)
 
@@ -182,10 +182,10 @@ def test_an_llm_on_a_device_sizes_its_cache_last(tmp_path: Path, monkeypatch: py
     expected = LLM(folder, device="cpu", max_num_seqs=4).generate(prompts, params)
     device = leaving(MIB)
 
-    def plan(_: torch.device, fraction: float | None, **wanted: Any) -> MemoryPlan:
-        return MemoryPlan(Budget(device, fraction or 0.9), device.virtual, **wanted)
+    def plan(_: torch.device, fraction: float | None, **wanted: Any) -> KVPlan:
+        return KVPlan(Budget(device, fraction or 0.9), device.virtual, **wanted)
 
-    monkeypatch.setattr("stepgraph.engine.llm.memory_plan", plan)
+    monkeypatch.setattr("stepgraph.engine.llm.kv_plan", plan)
     llm = LLM(folder, device="cpu", max_num_seqs=4)
     got = llm.generate(prompts, params)
     assert [one.outputs[0].token_ids for one in got] == [one.outputs[0].token_ids for one in expected]
@@ -201,8 +201,8 @@ def test_an_llm_on_a_device_sizes_its_cache_last(tmp_path: Path, monkeypatch: py
 def test_an_llm_that_cannot_fit_loads_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, device = write_checkpoint(tmp_path), leaving(1000)
     monkeypatch.setattr(
-        "stepgraph.engine.llm.memory_plan",
-        lambda _, __, **wanted: MemoryPlan(Budget(device, 0.9), device.virtual, **wanted),
+        "stepgraph.engine.llm.kv_plan",
+        lambda _, __, **wanted: KVPlan(Budget(device, 0.9), device.virtual, **wanted),
     )
     loaded: list[str] = []
     with pytest.raises(ConfigError, match="memory_fraction"):
