@@ -144,6 +144,8 @@ def test_more_prompts_than_rows_take_turns(demo_model: Path, capsys: pytest.Capt
         (["--ladder", "1,1000000000"], "above 65536"),
         (["--max-num-seqs", "100000000"], "above 65536"),
         (["--min-p", "2"], "min_p must be"),
+        (["--memory-fraction", "0.5"], "give kv_bytes instead"),
+        (["--kv-bytes", "100"], "two KV blocks, the least"),
         ([""], "number 2 is empty"),
         (["word " * 9000], "the model allows 8192"),
     ],
@@ -171,6 +173,21 @@ def test_no_gpu_where_one_is_asked_for(demo_model: Path, capsys: pytest.CaptureF
     assert call("hello", "--device", "cuda") == 2
     out, err = capsys.readouterr()
     assert err.startswith("error: ") and "CUDA" in err and err.count("\n") == 1
+
+
+def test_memory_is_told_where_somebody_looks(
+    demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = [FRANCE, "--device", "cpu", "--max-tokens", "2", "--kv-bytes", str(64 << 20)]
+    report = as_json(capsys, *common)
+    assert {row["name"] for row in report["memory"]["rows"]} == {"weights", "step buffers", "KV cache"}
+    assert 0 < report["memory"]["rows"][2]["nbytes"] <= 64 << 20 and report["memory"]["total"] is None
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert call(*common) == 0
+    out, err = capsys.readouterr()
+    told = f"KV cache ({report['memory']['kv_blocks']} blocks)"
+    assert told in err and "memory" in out
 
 
 @pytest.mark.gpu

@@ -108,6 +108,13 @@ def run_command(
     max_num_seqs: Annotated[
         int | None, typer.Option(help="Requests decoded at once, at most. Default: the number of prompts, up to 256.")
     ] = None,
+    memory_fraction: Annotated[
+        float | None,
+        typer.Option(help="Of a GPU's memory, what this and all else there may take together. Default: 0.9."),
+    ] = None,
+    kv_bytes: Annotated[
+        int | None, typer.Option(help="Bytes of the KV cache. Default: what is left of the memory fraction.")
+    ] = None,
     chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
 ) -> None:
@@ -136,6 +143,8 @@ def run_command(
                 frequency_penalty=frequency_penalty,
                 seed=seed,
                 max_num_seqs=max_num_seqs,
+                memory_fraction=memory_fraction,
+                kv_bytes=kv_bytes,
                 chat=chat,
                 as_json=as_json,
             )

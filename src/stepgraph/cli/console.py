@@ -61,6 +61,21 @@ def print_checks(checks: Iterable[Check]) -> None:
     Console().print(table)
 
 
+def print_memory(memory: Mapping[str, Any], kv_blocks: int) -> None:
+    """Who has how much of the memory, at start-up: on standard error where that is a terminal, as the progress."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    table = Table("memory", box=None, pad_edge=False, header_style="dim")
+    table.add_column("MiB", justify="right")
+    for row in memory["rows"]:
+        name = f"{row['name']} ({kv_blocks} blocks)" if row["name"] == "KV cache" else row["name"]
+        table.add_row(name, f"{row['nbytes'] / 2**20:,.1f}")
+    if memory["total"] is not None:
+        table.add_row("all there is", f"{memory['total'] / 2**20:,.1f}", style="bold")
+    console.print(table)
+
+
 def print_run(report: Mapping[str, Any]) -> None:
     """The closing table of `stepgraph run`, from the same mapping that --json prints."""
     steps, rows, seconds, speed = report["steps"], report["rows"], report["seconds"], report["tokens_per_second"]
@@ -84,6 +99,7 @@ def print_run(report: Mapping[str, Any]) -> None:
     captured = {"requests": report["captured_sizes"], "tokens": report["captured_tokens"]}
     sizes = [f"{', '.join(map(str, some))} {unit}" for unit, some in captured.items() if some]
     table.add_row("capture", f"{seconds['capture']:.2f} s ({'; '.join(sizes) or 'no graphs'})")
+    table.add_row("memory", _memory(report["memory"]))
     for unit, coverage in (("requests", report["coverage"]), ("tokens", report["coverage_mixed"])):
         if captured[unit]:
             table.add_row("coverage", f"1 to {len(coverage)} {unit}: {_covered(coverage)}")
@@ -96,6 +112,11 @@ def print_run(report: Mapping[str, Any]) -> None:
     table.add_row("tokens", f"{report['tokens']['prompt']} in prompts, {report['tokens']['generated']} generated")
     table.add_row("speed", f"decode {_speed(speed['decode'])}, overall {_speed(speed['overall'])}")
     Console().print(table)
+
+
+def _memory(memory: Mapping[str, Any]) -> str:
+    taken = [(row["name"], f"{row['nbytes'] / 2**20:,.0f} MiB") for row in memory["rows"] if row["nbytes"]]
+    return f"{', '.join(f'{name} {mib}' for name, mib in taken)} ({memory['kv_blocks']} KV blocks)"
 
 
 def _route(route: Mapping[str, Any]) -> str:

@@ -55,6 +55,8 @@ class RunOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     max_num_seqs: int | None = None
+    memory_fraction: float | None = None
+    kv_bytes: int | None = None
     chat: bool = True
     as_json: bool = False
 
@@ -65,13 +67,15 @@ class RunOptions:
 
 def run(options: RunOptions) -> None:
     """Decode and print. Raises StepgraphError where an option, a prompt or the model cannot work."""
-    from stepgraph.cli.console import print_run
+    from stepgraph.cli.console import print_memory, print_run
     from stepgraph.cli.run_report import make_report
     from stepgraph.engine import SamplingParams
 
     prompts = gather_prompts(options)
     params = SamplingParams(**options.sampling())
     llm = start(options, len(prompts))
+    if not options.as_json:
+        print_memory(llm.memory.as_dict(), llm.core.kv_memory.num_blocks)
     printer = _Printer(prompts, quiet=options.as_json)
     requests = [_in_chat(llm, prompt) for prompt in prompts] if options.chat else prompts
     started = time.perf_counter()
@@ -129,6 +133,8 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             graphs=options.graphs,
             ladder=Ladder.parse(options.ladder, max(LONGEST_RULE, rows)),
             max_num_seqs=rows,
+            memory_fraction=options.memory_fraction,
+            kv_bytes=options.kv_bytes,
             attention=options.attention,
             operations=options.operations,
             progress=progress,

@@ -51,6 +51,7 @@ def make_report(
         "sampling": options.sampling(),
         "results": [_result(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)],
         "steps": stats["steps"],
+        "memory": llm.memory.as_dict() | {"kv_blocks": llm.core.kv_memory.num_blocks},
         "rows": {"real": stats["real_rows"], "padded": stats["padded_rows"]},
         "modes": stats["modes"],
         "reasons": stats["reasons"],
