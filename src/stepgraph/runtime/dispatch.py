@@ -195,7 +195,7 @@ class Dispatcher:
         wanted = _at_least(self._pending, family, size)
         if wanted is None or (captured is not None and captured.num_tokens <= wanted.num_tokens):
             return None
-        detail = f"{describe(wanted)} are captured later; capture_pending() does it"
+        detail = f"the graph of {describe(wanted)} is captured later; capture_pending() does it"
         return Decision(batch, Mode.EAGER, batch, Reason.PENDING, detail, wanted)
 
     def _off(self, batch: BatchDescriptor, family: _Family, size: int, unit: str) -> Decision:

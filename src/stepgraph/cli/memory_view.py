@@ -1,0 +1,120 @@
+"""What `stepgraph memory` and `stepgraph plan memory` draw: tables on standard output, and a stacked picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.memory.units import in_units
+
+MOST_GRAPHS = 12
+"""Graphs that the table lists; JSON has them all."""
+
+
+def print_ledger(report: Mapping[str, Any]) -> None:
+    """From the same mapping that --json prints."""
+    console = Console()
+    table = _table("memory", "")
+    for row in report["rows"]:
+        name = f"  of it {row['name']} (in {row['of']})" if row["of"] else row["name"]
+        table.add_row(escape(name), in_units(row["bytes"]))
+    table.add_row("[bold]all of these[/]", in_units(report["total_bytes"]))
+    if report["device"] is not None:
+        taken = report["device"]["total"] - report["device"]["free"]
+        table.add_row("the device says", f"{in_units(taken)} of {in_units(report['device']['total'])}")
+        table.add_row("residual", in_units(report["residual_bytes"]))
+    console.print(table)
+    families = _table("graphs", "number", "pool", "driver", "nodes", "warm-up", "capture", "instantiate")
+    for name, one in report["families"].items():
+        families.add_row(name, str(one["graphs"]), *_costs(one))
+    console.print(families)
+    graphs = _table("key", "pool", "driver", "nodes", "warm-up", "capture", "instantiate")
+    for one in report["graphs"][:MOST_GRAPHS]:
+        graphs.add_row(f"{one['family']}: {one['key']}", *_costs(one))
+    if len(report["graphs"]) > MOST_GRAPHS:
+        graphs.add_row(f"{len(report['graphs']) - MOST_GRAPHS} more (--json lists them)")
+    console.print(graphs)
+    for key, why in report["dropped"].items():
+        console.print(escape(f"dropped {key}: {why}"))
+    estimates = _table("estimate of pool and driver", "predicted", "observed", "miss")
+    for one in report["estimates"]:
+        predicted, observed = one["bytes"], one["observed_bytes"]
+        miss = f"{(predicted - observed) / observed:+.1%}" if observed else "–"
+        estimates.add_row(escape(one["name"]), in_units(predicted), in_units(observed), miss)
+    console.print(estimates)
+    console.print(f"captured in {report['seconds']:.2f} s ({escape(report['model'])} on {report['device_name']})")
+
+
+def print_plan(report: Mapping[str, Any]) -> None:
+    """From the same mapping that --json prints."""
+    table = _table(f"memory of {escape(report['model'])} on {escape(report['device'])}", "")
+    for row in report["rows"]:
+        table.add_row(escape(row["name"]), in_units(row["bytes"]))
+    table.add_row("[bold]taken before the KV cache[/]", in_units(report["taken_bytes"]))
+    table.add_row("budget", in_units(report["budget_bytes"]))
+    left = in_units(report["budget_bytes"] - report["taken_bytes"])
+    table.add_row("left for the KV cache", f"{left}: {report['kv_blocks']} blocks, {report['kv_tokens']} tokens")
+    Console().print(table)
+
+
+def require_picture(path: Path) -> None:
+    """Raises ConfigError: no PNG is asked for, or matplotlib is missing."""
+    if path.suffix.lower() != ".png":
+        raise ConfigError(f"picture: {path} must end in .png")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "picture: matplotlib is not installed; pip install 'stepgraph[plot]', or leave it out"
+        ) from None
+
+
+def draw_ledger(path: Path, report: Mapping[str, Any]) -> None:
+    """A PNG: one bar with every row, and how pool and driver grew from graph to graph.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    mib = 1 << 20
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    stack, growth = figure.subplots(1, 2)
+    rows = [(row["name"], row["bytes"]) for row in report["rows"] if not row["of"]]
+    if report["residual_bytes"] is not None:
+        rows.append(("residual", report["residual_bytes"]))
+    bottom = 0.0
+    for name, nbytes in rows:
+        stack.bar([0], [max(nbytes, 0) / mib], bottom=bottom, label=f"{name}: {in_units(nbytes)}")
+        bottom += max(nbytes, 0) / mib
+    stack.set(xlim=(-0.5, 2.5), xticks=[], ylabel="MiB", title="memory")
+    stack.legend(fontsize=7, loc="upper right")
+    for name in ("pool", "driver"):
+        total, heights = 0, []
+        for one in report["graphs"]:
+            total += one[f"{name}_bytes"]
+            heights.append(total / mib)
+        growth.step(range(1, len(heights) + 1), heights, where="post", label=name)
+    growth.set(xlabel="graphs captured, largest first", ylabel="MiB", title="taken by graphs")
+    growth.legend()
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _costs(one: Mapping[str, Any]) -> list[str]:
+    nodes = ", ".join(f"{number} {kind}" for kind, number in one["nodes"].items())
+    seconds = (one[f"{what}_seconds"] for what in ("warmup", "capture", "instantiate"))
+    return [in_units(one["pool_bytes"]), in_units(one["driver_bytes"]), nodes, *(f"{s * 1e3:.0f} ms" for s in seconds)]
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(first, box=None, pad_edge=False, header_style="bold")
+    table.columns[0].no_wrap = True
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table

@@ -1,0 +1,86 @@
+"""`stepgraph plan memory`: what an engine will take on a device that need not be there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stepgraph.engine.config import ModelConfig
+    from stepgraph.engine.graphs import Graphs
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of the command line. model: a shape's name, a directory, or a GGUF file."""
+
+    model: str
+    profile: Path | None = None
+    graphs: Graphs = "full"
+    ladder: str = "vllm"
+    dtype: str = "bfloat16"
+    max_num_seqs: int = 256
+    max_model_len: int | None = None
+    chunk_tokens: int = 512
+    memory_fraction: float = 0.9
+    as_json: bool = False
+
+
+def plan(options: PlanOptions) -> None:
+    """Predict and print. Raises StepgraphError where the model, the profile or an option cannot work."""
+    import torch
+
+    from stepgraph.cli.memory_view import print_plan
+    from stepgraph.engine.graphs import graph_config
+    from stepgraph.engine.memory_plan import plan_memory
+    from stepgraph.engine.scheduler import most_tokens
+    from stepgraph.runtime import ConfigError, Ladder
+    from stepgraph.runtime.memory.profile import load_profile
+
+    if not 0 < options.memory_fraction <= 1:
+        raise ConfigError(f"memory fraction: {options.memory_fraction} is not above 0 and at most 1")
+    profile = load_profile(options.profile)
+    config = _model_config(options.model)
+    dtype = getattr(torch, "bfloat16" if options.dtype == "auto" else options.dtype)
+    rows = options.max_num_seqs
+    graphs = graph_config(
+        options.graphs,
+        Ladder.parse(options.ladder, max(512, rows)) if options.graphs not in ("disabled", "NONE") else None,
+        max_num_seqs=rows,
+        step_tokens=most_tokens(options.chunk_tokens, rows),
+        device="cuda",
+    )
+    found = plan_memory(
+        config,
+        dtype,
+        graphs,
+        profile,
+        max_num_seqs=rows,
+        max_model_len=options.max_model_len or config.max_position_embeddings,
+        chunk_tokens=options.chunk_tokens,
+        memory_fraction=options.memory_fraction,
+    )
+    report: dict[str, Any] = {"model": options.model, "measured_with": dict(profile.measured_with), **found.as_dict()}
+    if options.as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+    else:
+        print_plan(report)
+
+
+def _model_config(model: str) -> ModelConfig:
+    from stepgraph.engine.config import read_config
+    from stepgraph.engine.gguf_config import read_gguf_config
+    from stepgraph.engine.gguf_file import open_gguf
+    from stepgraph.engine.random_model import SHAPES
+    from stepgraph.runtime import ConfigError
+
+    if model in SHAPES:
+        return SHAPES[model]
+    path = Path(model)
+    if path.is_dir():
+        return read_config(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return read_gguf_config(open_gguf(path))[0]
+    raise ConfigError(f"model: {model} is no directory, no GGUF file and none of the shapes {', '.join(SHAPES)}")

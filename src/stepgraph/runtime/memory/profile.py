@@ -1,0 +1,95 @@
+"""A device's profile: what graphs and the driver took there, as fits, so that a capture can be planned without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.memory.estimate import Features, Fit
+
+KINDS = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """Measured on one kind of device, with one choice of kernels.
+
+    device: its name. total_bytes: of its memory. measured_with: versions and kernels, for the reader.
+    driver_before: bytes outside torch once a model is loaded and nothing is captured (context, kernels, libraries).
+    loaded: bytes that the driver takes during warm-ups.
+    pool: by kind of step, bytes of a ladder's pool: features are those of its largest step, and `graphs`, the others.
+    driver: bytes of executables, from `graphs` and their `nodes` altogether.
+    nodes: by kind of step, those of one graph, from the features of a model.
+    """
+
+    device: str
+    total_bytes: int
+    measured_with: Mapping[str, str]
+    driver_before: int
+    loaded: int
+    pool: Mapping[str, Fit]
+    driver: Fit
+    nodes: Mapping[str, Fit]
+
+    def pool_bytes(self, largest: Mapping[str, Features], graphs: Mapping[str, int]) -> int:
+        """Of one pool for all kinds: they never run at the same time, so that the largest of them counts, and what
+        each further graph adds. largest: by kind, of its largest step. graphs: by kind, how many."""
+        alone = {kind: self.pool[kind]({**largest[kind], "graphs": 0}) for kind in largest}
+        further = sum(self.pool[k]({**largest[k], "graphs": graphs[k] - 1}) - alone[k] for k in largest)
+        return round(max(alone.values(), default=0) + further)
+
+    def driver_bytes(self, model: Features, graphs: Mapping[str, int]) -> int:
+        """Of all executables. graphs: by kind, how many."""
+        nodes = sum(self.nodes[kind](model) * number for kind, number in graphs.items())
+        return round(self.driver({"one": 1, "graphs": sum(graphs.values()), "nodes": nodes})) if graphs else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> DeviceProfile:
+        """Raises KeyError, TypeError: fields that are missing or of another type."""
+        return cls(
+            device=fields["device"],
+            total_bytes=int(fields["total_bytes"]),
+            measured_with=dict(fields["measured_with"]),
+            driver_before=int(fields["driver_before"]),
+            loaded=int(fields["loaded"]),
+            pool={kind: _fit(fields["pool"][kind]) for kind in KINDS},
+            driver=_fit(fields["driver"]),
+            nodes={kind: _fit(fields["nodes"][kind]) for kind in KINDS},
+        )
+
+
+def load_profile(path: Path | None = None) -> DeviceProfile:
+    """A profile from a file; by default the H200's, which comes with the package.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no measurements.
+    """
+    source = files("stepgraph.runtime.memory").joinpath("profiles/nvidia_h200.json") if path is None else path
+    try:
+        fields = json.loads(source.read_text(encoding="utf-8"))
+        if fields["measured_with"] is None:
+            raise ConfigError(
+                f"profile: that of {fields['device']} holds no measurements yet; run benchmarks/h200_memory.py on one, "
+                f"or name a profile with --profile"
+            )
+        return DeviceProfile.from_dict(fields)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"no field {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"profile: {source} cannot be read: {why}") from None
+
+
+def save_profile(profile: DeviceProfile, path: Path) -> None:
+    path.write_text(json.dumps(profile.as_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+def _fit(fields: Mapping[str, Any]) -> Fit:
+    coefficients = {str(name): float(value) for name, value in fields["coefficients"].items()}
+    return Fit(coefficients, float(fields["miss"]))

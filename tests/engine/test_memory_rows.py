@@ -1,0 +1,45 @@
+"""The engine's rows: what is planned is what is there."""
+
+from __future__ import annotations
+
+import torch
+from engine.tiny import CONFIG, tiny_engine
+
+from stepgraph.engine.memory_rows import engine_rows, planned_rows
+from stepgraph.runtime.memory.ledger import Captured, make_ledger
+
+
+def test_what_follows_from_the_configuration_is_what_is_there(device: torch.device) -> None:
+    core = tiny_engine(device)
+    found = {row.name: row.nbytes for row in engine_rows(core)}
+    buffers = core.buffers
+    planned = planned_rows(
+        CONFIG,
+        core.model.dtype,
+        max_requests=buffers.max_requests,
+        max_tokens=buffers.max_tokens,
+        max_len=256,
+        penalties=True,
+    )
+    for row in planned:
+        assert found[row.name] == row.nbytes, row.name
+    assert found["KV cache"] == core.kv_cache.nbytes
+
+
+def test_rows_that_are_not_there_are_left_out() -> None:
+    names = {row.name for row in engine_rows(tiny_engine(penalties=False, graphs="disabled"))}
+    assert names == {"weights and rotary tables", "KV cache", "static buffers"}
+
+
+def test_ten_start_ups_leave_nothing_in_the_pool() -> None:
+    import gc
+
+    pools = []
+    for _ in range(10):
+        core = tiny_engine(max_num_seqs=2, chunk_tokens=4)
+        ledger = make_ledger([Captured(core.runner.capture_report)], engine_rows(core))
+        pools.append(core.runner.pool.handle)
+        assert pools[-1].nbytes() == sum(family.pool_bytes for family in ledger.families().values()) > 0
+        del core, ledger
+        gc.collect()
+    assert [pool.nbytes() for pool in pools] == [0] * 10
