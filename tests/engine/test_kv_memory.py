@@ -1,6 +1,7 @@
 """The cache that grows and shrinks, its pool of blocks, and who gives way."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,15 @@ from stepgraph.engine.kv_blocks import BlockPool, block_bytes
 from stepgraph.engine.kv_memory import KVMemory
 from stepgraph.engine.scheduler import Scheduler
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms.virtual import VirtualRange
 
 BLOCK = block_bytes(CONFIG, torch.float32)  # 8 KiB
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As small as the cache, so that memory really comes and goes."""
+    monkeypatch.setattr("stepgraph.engine.kv_memory.VirtualRange", partial(VirtualRange, piece=1))
 
 
 def cache(num_blocks: int = 100, **options: int) -> tuple[KVMemory, FakeVirtualMemory]:

@@ -1,6 +1,7 @@
 """An engine whose cache is sized after the capture, and again while it serves: same tokens as with a fixed cache."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,15 @@ from stepgraph.engine.core import EngineCore
 from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory
-from stepgraph.runtime.platforms.virtual import VirtualMemory
+from stepgraph.runtime.platforms.virtual import VirtualMemory, VirtualRange
 
 BLOCKS = 300
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As small as the cache, so that memory really comes and goes."""
+    monkeypatch.setattr("stepgraph.engine.kv_memory.VirtualRange", partial(VirtualRange, piece=1))
 
 
 def virtual(device: torch.device) -> VirtualMemory:
@@ -114,11 +121,26 @@ def test_out_of_memory_while_growing_changes_nothing() -> None:
 def test_verify_stays_within_the_blocks_there_are(device: torch.device) -> None:
     core, memory = engine(device, max_num_seqs=4, chunk_tokens=32)
     core.resize_kv(80)
-    assert core.verify().ok and intact(core, memory)
+    assert core.verify().ok and intact(core, memory) and core.kv_memory.num_blocks == 80
     core.resize_kv(4)
     with pytest.raises(ConfigError, match="verify"):
         core.verify()
     assert intact(core, memory)
+
+
+def test_verify_finds_room_beside_a_cache_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = FakeVirtualMemory()
+    core = tiny_engine(num_blocks=BLOCKS, memory=memory, max_num_seqs=4, chunk_tokens=32)
+    core.resize_kv(BLOCKS)
+    full, used = memory.used, []
+    verify = core.runner.verify
+
+    def watched(*args: object, **options: object) -> object:
+        used.append(memory.used)
+        return verify(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(core.runner, "verify", watched)
+    assert core.verify().ok and used[0] < full == memory.used
 
 
 def test_a_rehearsal_of_the_largest_step_leaves_nothing_behind(device: torch.device) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -149,7 +151,8 @@ class EngineCore:
         batches.require_room(self.buffers.max_requests, self.buffers.max_tokens)
         verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
         self._rows_staged = 0
-        return self.runner.verify(batches, seed=seed)
+        with self._cache_cut_to(1 + len(verified)):
+            return self.runner.verify(batches, seed=seed)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:
@@ -176,6 +179,20 @@ class EngineCore:
                 self.scheduler.join(request)
                 produced.append((request, token))
         return produced
+
+    @contextmanager
+    def _cache_cut_to(self, num_blocks: int) -> Iterator[None]:
+        """Meanwhile the rest of the cache's memory is free for other use, if it can be given back."""
+        before = self.kv_memory.num_blocks
+        if not self.kv_memory.resizable:
+            yield
+            return
+        self.resize_kv(num_blocks)
+        try:
+            yield
+        finally:
+            self.runner.pool.platform.give_back()
+            self.resize_kv(before)
 
     def _verified(self) -> dict[str, torch.Tensor]:
         """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""
