@@ -14,8 +14,10 @@ from runtime.fake_virtual import FakeVirtualMemory
 from stepgraph import LLM, SamplingParams
 from stepgraph.engine.budget import MARGIN, Budget
 from stepgraph.engine.kv_blocks import block_bytes
-from stepgraph.engine.kv_plan import KVPlan, kv_plan, weight_bytes
+from stepgraph.engine.kv_plan import KVPlan, kv_plan
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms import platform_for
+from stepgraph.runtime.platforms.base import DeviceMemory
 
 MIB = 1 << 20
 BLOCK = block_bytes(CONFIG, torch.float32)
@@ -25,16 +27,17 @@ FLOAT = torch.float32
 class FakeDevice:
     """A device of 1 GiB, of which `others` and a virtual memory have some and torch holds some in its cache."""
 
-    name, total = "fake:0", 1 << 30
+    device, total = torch.device("cpu"), 1 << 30
 
     def __init__(self, others: int = 0) -> None:
         self.virtual = FakeVirtualMemory()
         self.others, self.cached = others, 0
 
-    def free(self) -> int:
-        return self.total - self.others - self.cached - self.virtual.used
+    def memory(self) -> DeviceMemory:
+        free = self.total - self.others - self.cached - self.virtual.used
+        return DeviceMemory(self.total, free, reserved=self.cached, allocated=0)
 
-    def release_cached(self) -> None:
+    def give_back(self) -> None:
         self.cached = 0
 
 
@@ -74,7 +77,7 @@ def test_the_rows_add_up_to_all_the_device_has() -> None:
     assert [row.nbytes // MIB for row in table.rows[:4]] == [100, 50, 7, 3]
     assert sum(row.nbytes for row in table.rows) == table.total == 1 << 30
     assert budget.spare == table["unused"] == budget.allowed - 160 * MIB - MARGIN
-    assert table.as_dict()["rows"][1] == {"name": "weights", "nbytes": 50 * MIB} and table["nobody"] == 0
+    assert table.as_dict()["rows"][1] == {"name": "weights", "bytes": 50 * MIB} and table["nobody"] == 0
 
 
 @pytest.mark.parametrize("fraction", [0.0, -1.0, 1.01])
@@ -118,7 +121,7 @@ def test_less_than_two_blocks_are_refused_before_anything_is_loaded() -> None:
 
 def needed(plan: KVPlan) -> int:
     """What the tiny model needs at least, at a length of 256: weights, buffers, and the cache of one request."""
-    return weight_bytes(CONFIG, FLOAT) + plan._buffer_bytes(CONFIG, 256, plan.rows) + 17 * BLOCK
+    return sum(plan._planned(CONFIG, FLOAT, 256, plan.rows).values()) + 17 * BLOCK
 
 
 def test_what_fits_exactly_is_accepted_and_one_byte_less_is_not() -> None:
@@ -154,7 +157,7 @@ def test_what_no_number_alone_can_mend_is_said_so() -> None:
 
 
 def test_too_little_left_after_the_capture_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the KV cache .*lower kv_blocks to "):
+    with pytest.raises(ConfigError, match="KV cache .*lower kv_blocks to "):
         settled(plan_for(leaving(MIB), kv_blocks=200))
 
 
@@ -167,13 +170,13 @@ def test_without_virtual_memory_the_cache_is_allocated_from_half_of_what_is_left
 
 
 def test_a_cpu_has_no_fraction_but_a_table() -> None:
-    cpu = torch.device("cpu")
+    cpu = platform_for("cpu")
     sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True}
     with pytest.raises(ConfigError, match="kv_bytes instead"):
         kv_plan(cpu, 0.5, **sizes)
     core, table = settled(kv_plan(cpu, None, kv_bytes=30 * BLOCK, **sizes))
     assert core.kv_memory.num_blocks == 30 and table["KV cache"] == 30 * BLOCK and table.total is None
-    assert table["weights"] == weight_bytes(CONFIG, FLOAT)
+    assert table["weights and rotary tables"] > 0 and table["static buffers"] > 0
 
 
 def test_an_llm_on_a_device_sizes_its_cache_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +185,7 @@ def test_an_llm_on_a_device_sizes_its_cache_last(tmp_path: Path, monkeypatch: py
     expected = LLM(folder, device="cpu", max_num_seqs=4).generate(prompts, params)
     device = leaving(MIB)
 
-    def plan(_: torch.device, fraction: float | None, **wanted: Any) -> KVPlan:
+    def plan(_: object, fraction: float | None, **wanted: Any) -> KVPlan:
         return KVPlan(Budget(device, fraction or 0.9), device.virtual, **wanted)
 
     monkeypatch.setattr("stepgraph.engine.llm.kv_plan", plan)

@@ -70,9 +70,9 @@ def print_memory(memory: Mapping[str, Any], kv_blocks: int) -> None:
     table.add_column("MiB", justify="right")
     for row in memory["rows"]:
         name = f"{row['name']} ({kv_blocks} blocks)" if row["name"] == "KV cache" else row["name"]
-        table.add_row(name, f"{row['nbytes'] / 2**20:,.1f}")
-    if memory["total"] is not None:
-        table.add_row("all there is", f"{memory['total'] / 2**20:,.1f}", style="bold")
+        table.add_row(name, f"{row['bytes'] / 2**20:,.1f}")
+    if memory["total_bytes"] is not None:
+        table.add_row("all there is", f"{memory['total_bytes'] / 2**20:,.1f}", style="bold")
     console.print(table)
 
 
@@ -115,7 +115,7 @@ def print_run(report: Mapping[str, Any]) -> None:
 
 
 def _memory(memory: Mapping[str, Any]) -> str:
-    taken = [(row["name"], f"{row['nbytes'] / 2**20:,.0f} MiB") for row in memory["rows"] if row["nbytes"]]
+    taken = [(row["name"], f"{row['bytes'] / 2**20:,.0f} MiB") for row in memory["rows"] if row["bytes"]]
     return f"{', '.join(f'{name} {mib}' for name, mib in taken)} ({memory['kv_blocks']} KV blocks)"
 
 

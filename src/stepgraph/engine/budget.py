@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms.base import DeviceMemory
 
 FRACTION = 0.9
 """Of the device's memory, that this process and all others there may take together."""
@@ -15,34 +16,16 @@ MARGIN = 256 << 20
 """Bytes that stay free within it, for what the allocator loses to fragmentation and what libraries load late."""
 
 
-class DeviceMemory(Protocol):
-    """What a device says of its memory, in bytes."""
+class Device(Protocol):
+    """What a platform says of its device."""
 
-    name: str
-    total: int
+    device: torch.device
 
-    def free(self) -> int:
-        """Free now, with everything submitted finished."""
+    def memory(self) -> DeviceMemory | None:
+        """Its memory now."""
 
-    def release_cached(self) -> None:
-        """Give back what torch holds and nobody uses."""
-
-
-class CudaMemory:
-    """A CUDA device's."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.name = str(device)
-        self.total = torch.cuda.mem_get_info(device)[1]
-
-    def free(self) -> int:
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.mem_get_info(self._device)[0]
-
-    def release_cached(self) -> None:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
+    def give_back(self) -> None:
+        """Return what nothing uses any more to the device."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,8 @@ class MemoryTable:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        rows = [{"name": row.name, "bytes": row.nbytes} for row in self.rows]
+        return {"rows": rows, "total_bytes": self.total, "fraction": self.fraction}
 
 
 class Budget:
@@ -82,25 +66,26 @@ class Budget:
         ConfigError: a fraction that is none.
     """
 
-    def __init__(self, memory: DeviceMemory, fraction: float = FRACTION) -> None:
+    def __init__(self, device: Device, fraction: float = FRACTION) -> None:
         if not 0 < fraction <= 1:
             raise ConfigError(
                 f"memory_fraction is {fraction}; it is a share of the device's memory, above 0, at most 1"
             )
-        self.memory, self.fraction = memory, fraction
+        self._device, self.fraction = device, fraction
+        self.name, self.total = str(device.device), self._memory().total
         self._rows: list[MemoryRow] = []
-        self._free = memory.total
+        self._free = self.total
         self.take("driver, torch, other processes")
 
     @property
     def allowed(self) -> int:
         """Bytes of the fraction."""
-        return int(self.memory.total * self.fraction)
+        return int(self.total * self.fraction)
 
     @property
     def taken(self) -> int:
         """Bytes of all rows so far."""
-        return self.memory.total - self._free
+        return self.total - self._free
 
     @property
     def spare(self) -> int:
@@ -113,22 +98,23 @@ class Budget:
         with_cached: what torch holds and nobody uses counts as taken. By default it is given back first.
         """
         if not with_cached:
-            self.memory.release_cached()
-        free = self.memory.free()
+            self._device.give_back()
+        free = self._memory().free
         self._rows.append(MemoryRow(name, self._free - free))
         self._free = free
 
     def table(self) -> MemoryTable:
         """The rows, and what is left: the margin, what is beyond the fraction, and the rest."""
-        outside = self.memory.total - self.allowed
+        outside = self.total - self.allowed
         left = (
             MemoryRow("margin", MARGIN),
             MemoryRow("beyond memory_fraction", outside),
             MemoryRow("unused", self._free - MARGIN - outside),
         )
-        return MemoryTable((*self._rows, *left), self.memory.total, self.fraction)
+        return MemoryTable((*self._rows, *left), self.total, self.fraction)
 
-
-def size(nbytes: float) -> str:
-    """A number of bytes in words."""
-    return f"{nbytes / 2**30:,.2f} GiB" if abs(nbytes) >= 1 << 30 else f"{nbytes / 2**20:,.2f} MiB"
+    def _memory(self) -> DeviceMemory:
+        memory = self._device.memory()
+        if memory is None:
+            raise ConfigError(f"{self._device.device} has no memory of its own to share out")
+        return memory

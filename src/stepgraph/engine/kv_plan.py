@@ -9,19 +9,20 @@ from typing import Any
 
 import torch
 
-from stepgraph.engine.budget import FRACTION, MARGIN, Budget, CudaMemory, MemoryRow, MemoryTable, size
+from stepgraph.engine.budget import FRACTION, MARGIN, Budget, MemoryRow, MemoryTable
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
-from stepgraph.engine.step import step_slots
-from stepgraph.engine.tensors import expected_tensors
+from stepgraph.engine.memory_rows import engine_rows, planned_rows
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.layout import pack
+from stepgraph.runtime.memory.units import in_units
+from stepgraph.runtime.platforms import Platform
 from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory, why_no_virtual_memory
 from stepgraph.runtime.platforms.virtual import VirtualMemory
 
 _log = logging.getLogger(__name__)
 
+_CACHE = "KV cache"
 _CPU_KV_BYTES = 1 << 30
 _GUESSED_FRACTION = 0.5  # of what is spare, where a cache must be allocated before the graphs are captured
 
@@ -63,12 +64,9 @@ class KVPlan:
             raise ConfigError(f"kv_bytes is {self.kv_bytes}; two KV blocks, the least, take {2 * block}")
         if self.budget is None:
             return
-        needs = {
-            "weights": weight_bytes(config, dtype),
-            "step buffers": self._buffer_bytes(config, max_len, self.rows),
-            "the KV cache": self._least_blocks(block, max_len) * block,
-        }
-        self._require(needs, block, self._row_bytes(config, max_len))
+        needs = self._planned(config, dtype, max_len, self.rows)
+        needs[_CACHE] = self._least_blocks(block, max_len) * block
+        self._require(needs, block, self._row_bytes(config, dtype, max_len))
 
     def took(self, name: str) -> None:
         """Add what was taken since the last call to the device's budget."""
@@ -84,7 +82,7 @@ class KVPlan:
         if self.budget is None:
             room = _CPU_KV_BYTES
         elif self.virtual is not None:
-            room = self.budget.memory.total
+            room = self.budget.total
         else:
             room = int(self.budget.spare * _GUESSED_FRACTION)
         return max(min(self._useful(max_len), room // block), 2)
@@ -97,19 +95,17 @@ class KVPlan:
         """
         kv, budget = core.kv_memory, self.budget
         if budget is None:
-            slab, weights = core.buffers.slab, weight_bytes(core.model.config, core.model.dtype)
-            known = {"weights": weights, "step buffers": slab.nbytes, "KV cache": kv.nbytes}
-            return MemoryTable(tuple(MemoryRow(*row) for row in known.items()))
+            return MemoryTable(tuple(MemoryRow(row.name, row.nbytes) for row in engine_rows(core) if not row.of))
         budget.take("graphs")
         core.run_largest_step()
         budget.take("eager steps, at most", with_cached=True)
         if kv.resizable:
             least = self._least_blocks(kv.block_bytes, core.max_model_len) * kv.block_bytes
-            row_bytes = self._row_bytes(core.model.config, core.max_model_len)
-            self._require({"the KV cache": least}, kv.block_bytes, row_bytes, held=kv.nbytes)
+            row_bytes = self._row_bytes(core.model.config, core.model.dtype, core.max_model_len)
+            self._require({_CACHE: least}, kv.block_bytes, row_bytes, held=kv.nbytes)
             exact = self._exact(kv.block_bytes)
             core.resize_kv(kv.blocks_in(budget.spare) if exact is None else exact)
-            budget.take("KV cache", with_cached=True)
+            budget.take(_CACHE, with_cached=True)
         return budget.table()
 
     def _exact(self, block: int) -> int | None:
@@ -124,13 +120,16 @@ class KVPlan:
         exact = self._exact(block)
         return blocks_for(max_len) + 1 if exact is None else exact
 
-    def _buffer_bytes(self, config: ModelConfig, max_len: int, rows: int) -> int:
-        slots = step_slots(blocks_for(max_len), 0, config.vocab_size if self.penalties else None)
-        return pack(slots, {"request": rows, "token": self.tokens})[1]
+    def _planned(self, config: ModelConfig, dtype: torch.dtype, max_len: int, rows: int) -> dict[str, int]:
+        """Bytes by name of what follows from shapes alone."""
+        planned = planned_rows(
+            config, dtype, max_requests=rows, max_tokens=self.tokens, max_len=max_len, penalties=self.penalties
+        )
+        return {row.name: row.nbytes for row in planned}
 
-    def _row_bytes(self, config: ModelConfig, max_len: int) -> int:
+    def _row_bytes(self, config: ModelConfig, dtype: torch.dtype, max_len: int) -> int:
         """Bytes of the step's buffers that one more request takes."""
-        whole, without = (self._buffer_bytes(config, max_len, rows) for rows in (self.rows, 0))
+        whole, without = (sum(self._planned(config, dtype, max_len, rows).values()) for rows in (self.rows, 0))
         return (whole - without) // self.rows
 
     def _require(self, needs: dict[str, int], block: int, row_bytes: int, held: int = 0) -> None:
@@ -140,7 +139,7 @@ class KVPlan:
         short = sum(needs.values()) - held - budget.spare
         if short <= 0:
             return
-        total, kv = budget.memory.total, needs["the KV cache"]
+        total, kv = budget.total, needs[_CACHE]
         fraction = math.ceil((budget.allowed + short) / total * 100) / 100
         remedies = [f"raise memory_fraction to {fraction:.2f}" if fraction <= 1 else "free memory of the device"]
         blocks = (kv - short) // block
@@ -153,26 +152,22 @@ class KVPlan:
         remedies.append(
             f"lower max_num_seqs to {rows}" if rows > 0 else "lower max_num_seqs, which alone is not enough"
         )
-        listed = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in needs.items())
+        listed = ", ".join(f"{name} {in_units(nbytes)}" for name, nbytes in needs.items())
         raise ConfigError(
-            f"memory: {size(short)} too little on {budget.memory.name}: needed are {listed} and a margin of "
-            f"{size(MARGIN)}, and of memory_fraction {budget.fraction:g} of {size(total)} are left "
-            f"{size(budget.allowed - budget.taken)}. One of: {'; '.join(remedies)}"
+            f"memory: {in_units(short)} too little on {budget.name}: needed are {listed} and a margin of "
+            f"{in_units(MARGIN)}, and of memory_fraction {budget.fraction:g} of {in_units(total)} are left "
+            f"{in_units(budget.allowed - budget.taken)}. One of: {'; '.join(remedies)}"
         )
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of a model's weights."""
-    return sum(math.prod(shape) for shape in expected_tensors(config).values()) * dtype.itemsize
-
-
-def kv_plan(device: torch.device, fraction: float | None, **wanted: Any) -> KVPlan:
+def kv_plan(platform: Platform, fraction: float | None, **wanted: Any) -> KVPlan:
     """The plan for a device, as it is now: before anything is loaded. wanted: the fields of KVPlan.
 
     Raises:
         ConfigError: a fraction of a CPU's memory, or as KVPlan.
     """
-    if device.type != "cuda":
+    device = platform.device
+    if platform.memory() is None:
         if fraction is not None:
             raise ConfigError(f"memory_fraction is {fraction}, of a GPU's memory; on {device} give kv_bytes instead")
         return KVPlan(None, None, **wanted)
@@ -180,4 +175,4 @@ def kv_plan(device: torch.device, fraction: float | None, **wanted: Any) -> KVPl
     if reason is not None:
         _log.warning("KV cache: allocated before the capture, from half of what is left then, since %s", reason)
     virtual = CudaVirtualMemory(device) if reason is None else None
-    return KVPlan(Budget(CudaMemory(device), FRACTION if fraction is None else fraction), virtual, **wanted)
+    return KVPlan(Budget(platform, FRACTION if fraction is None else fraction), virtual, **wanted)

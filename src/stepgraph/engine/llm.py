@@ -99,7 +99,8 @@ class LLM:
         strict: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        target = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu")).device
+        platform = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        target = platform.device
         if max_num_seqs is None:
             max_num_seqs = _GPU_SEQS if target.type == "cuda" else _CPU_SEQS
         if chunk_tokens is None:
@@ -111,7 +112,7 @@ class LLM:
         started = time.perf_counter()
         rows = largest_batch(config, max_num_seqs)
         plan = kv_plan(
-            target,
+            platform,
             memory_fraction,
             max_num_seqs=max_num_seqs,
             rows=rows,
