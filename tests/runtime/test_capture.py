@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from stepgraph.runtime import (
     BatchDescriptor,
@@ -112,3 +113,22 @@ def test_keys_are_the_ladders_sizes() -> None:
     report = runner_of(lambda x: x + 1).capture()
     assert list(report.graphs) == [BatchDescriptor.decode(size) for size in (8, 4, 2, 1)]
     assert all(graph.seconds > 0 for graph in report.graphs.values())
+
+
+def test_without_warm_ups_only_those_that_need_one_have_it(device) -> None:
+    """The first of its kind, and a size whose kernel would be compiled inside the capture."""
+    ran, compiled = [], {8, 4, 1}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        ran.append(len(x))
+        recording = torch.cuda.is_current_stream_capturing() if x.is_cuda else _get_current_dispatch_mode() is not None
+        if len(x) not in compiled:
+            if recording:
+                raise CaptureError("compiles inside a capture")
+            compiled.add(len(x))
+        return x + 1
+
+    runner = runner_of(step, device=device, warmups=0)
+    assert runner.capture().dropped == {}
+    assert ran == [8, 8, 4, 2, 2, 2, 1]
+    assert [int(runner(x=[7] * rows).output[0]) for rows in (1, 2, 3)] == [8] * 3

@@ -39,7 +39,7 @@ def test_a_configuration_is_frozen_and_captures_nothing_by_default() -> None:
         (lambda: GraphConfig.preset("FULLISH"), "unknown mode 'FULLISH'"),
         (lambda: GraphConfig.preset("FULL_DECODE_ONLY"), "decode: backend full needs a ladder"),
         (lambda: GraphConfig.preset("FULL", ladder=DECODE), "prefill: backend full needs a ladder"),
-        (lambda: GraphConfig(warmups=0), "0 warm-ups"),
+        (lambda: GraphConfig(warmups=-1), "-1 warm-ups"),
         (lambda: GraphConfig(debug="loud"), "unknown debug 'loud'; known are off, checks, eager-through-graph"),
         (lambda: GraphConfig(lora_cases=()), "LoRA cases"),
         (lambda: GraphConfig(lora_cases=(4, 0)), "must ascend"),

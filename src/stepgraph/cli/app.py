@@ -6,17 +6,15 @@ Exit codes: 0 done, 1 `env` found something that cannot work or `verify` a wrong
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from stepgraph import __version__
+from stepgraph.cli.memory_commands import memory_command, plan_app
+from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
 
 app = typer.Typer(
     name="stepgraph",
@@ -25,29 +23,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-
-
-class Graphs(StrEnum):
-    FULL = "full"
-    BREAKABLE = "breakable"
-    DISABLED = "disabled"
-    VLLM_NONE = "NONE"
-    VLLM_FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
-    VLLM_FULL = "FULL"
-    VLLM_PIECEWISE = "PIECEWISE"
-    VLLM_FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
-
-
-class Device(StrEnum):
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class DType(StrEnum):
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 def _print_version(asked: bool) -> None:
@@ -119,7 +94,7 @@ def run_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
 ) -> None:
     """Decode prompts, print the answers, and say how each step ran."""
-    with _one_line_errors():
+    with one_line_errors():
         from stepgraph.cli.run import RunOptions, run
 
         run(
@@ -156,7 +131,7 @@ def env_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
 ) -> None:
     """Say what works on this machine and what does not, and why."""
-    with _one_line_errors():
+    with one_line_errors():
         from stepgraph.cli.env import env
 
         if not env(as_json=as_json):
@@ -171,7 +146,7 @@ def explain_command(
     picture: Annotated[Path | None, typer.Option(help="Draw the padding of every batch into this PNG.")] = None,
 ) -> None:
     """Say what a configuration will do, batch by batch, without a GPU."""
-    with _one_line_errors():
+    with one_line_errors():
         from stepgraph.cli.explain import explain
 
         explain(config, as_json=as_json, strict=strict, picture=picture)
@@ -188,7 +163,7 @@ def verify_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
 ) -> None:
     """Replay every graph against eager on random batches, and name the first operator that differs."""
-    with _one_line_errors():
+    with one_line_errors():
         from stepgraph.cli.verify import verify
 
         device_name = None if device is None else device.value
@@ -196,110 +171,11 @@ def verify_command(
             raise typer.Exit(1)
 
 
-@app.command("memory")
-def memory_command(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
-    ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
-    graphs: Annotated[Graphs, typer.Option(help="What to capture, as for run.")] = Graphs.FULL,
-    ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
-    dtype: Annotated[DType, typer.Option(help="Type of weights and activations, as for run.")] = DType.AUTO,
-    attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
-    operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
-    ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Requests decoded at once, at most.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of the longest sequence.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A device's profile, whose prediction is shown beside.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the rows as a stack into this PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
-) -> None:
-    """Load a model, capture its graphs, and say who has which bytes of memory."""
-    with _one_line_errors():
-        from stepgraph.cli.memory import MemoryOptions, memory
-
-        memory(
-            MemoryOptions(
-                model=model,
-                device=None if device is None else device.value,
-                graphs=graphs.value,
-                ladder=ladder,
-                dtype=dtype.value,
-                attention=attention,
-                operations=operations,
-                max_num_seqs=max_num_seqs,
-                max_model_len=max_model_len,
-                profile=profile,
-                picture=picture,
-                as_json=as_json,
-            )
-        )
-
-
-plan_app = typer.Typer(help="Predict what is not there yet.", no_args_is_help=True, rich_markup_mode=None)
+app.command("memory")(memory_command)
 app.add_typer(plan_app, name="plan")
-
-
-@plan_app.callback()
-def plan_root() -> None:
-    """Predict what is not there yet."""
-
-
-@plan_app.command("memory")
-def plan_memory_command(
-    model: Annotated[str, typer.Argument(help="A directory, a GGUF file, or a shape such as llama-3-8b.")],
-    profile: Annotated[Path | None, typer.Option(help="A device's profile. Default: that of the H200.")] = None,
-    graphs: Annotated[Graphs, typer.Option(help="What is captured, as for run.")] = Graphs.FULL,
-    ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
-    dtype: Annotated[DType, typer.Option(help="Type of weights and activations.")] = DType.BFLOAT16,
-    max_num_seqs: Annotated[int, typer.Option(help="Requests decoded at once, at most.")] = 256,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of the longest sequence.")] = None,
-    chunk_tokens: Annotated[int, typer.Option(help="Tokens of a step that prefills.")] = 512,
-    memory_fraction: Annotated[float, typer.Option(help="Of the device's memory, for everything.")] = 0.9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
-) -> None:
-    """Say what an engine will take on a device, and what is left for its KV cache, before anything is captured."""
-    with _one_line_errors():
-        from stepgraph.cli.plan import PlanOptions, plan
-
-        plan(
-            PlanOptions(
-                model=model,
-                profile=profile,
-                graphs=graphs.value,
-                ladder=ladder,
-                dtype=dtype.value,
-                max_num_seqs=max_num_seqs,
-                max_model_len=max_model_len,
-                chunk_tokens=chunk_tokens,
-                memory_fraction=memory_fraction,
-                as_json=as_json,
-            )
-        )
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the `stepgraph` command. Always ends with SystemExit."""
     app(args=None if argv is None else list(argv), prog_name="stepgraph")
     raise SystemExit(0)
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-        sys.stdout.flush()  # here and not at exit, where a broken pipe could no longer be caught
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would try to flush once more
-        raise typer.Exit(141) from None
-    except Exception as error:
-        from stepgraph.runtime.errors import StepgraphError  # here, because the runtime brings torch along
-
-        if not isinstance(error, StepgraphError | OSError | UnicodeError):
-            raise
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(2) from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from stepgraph.ops.kernel_cache import cached
 from stepgraph.runtime.errors import ConfigError
 
 
@@ -76,6 +77,11 @@ def _compile(source: str, name: str, defines: Mapping[str, int]) -> bytes:
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
     macros = [f"-D{key}={int(value)}" for key, value in defines.items()]
     options = [f"--gpu-architecture={arch}", "--std=c++17", *macros]
+    version = ".".join(map(str, _checked(nvrtc.nvrtcVersion())))
+    return cached([source, name, *options, version], lambda: _compile_now(nvrtc, source, name, arch, options))
+
+
+def _compile_now(nvrtc: Any, source: str, name: str, arch: str, options: Sequence[str]) -> bytes:
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []))
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
     if int(error):
@@ -92,4 +98,4 @@ def _checked(answer: tuple[Any, ...]) -> Any:
     error, *values = answer
     if int(error):
         raise ConfigError(f"CUDA: {error.name}")
-    return values[0] if values else None
+    return values if len(values) > 1 else values[0] if values else None

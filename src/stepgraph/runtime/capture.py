@@ -111,6 +111,7 @@ class _Session:
     debug: Debug
     progress: Progress | None
     until: float  # of perf_counter()
+    warm: set[tuple[int | None, Mode]] = field(default_factory=set)  # query lengths and modes that ran
 
     def record(
         self, keys: Mapping[BatchDescriptor, Mode]
@@ -145,11 +146,22 @@ class _Session:
         return graphs, dropped, wasted
 
     def _one(self, key: BatchDescriptor, mode: Mode, meter: CostMeter) -> CapturedGraph:
-        step = partial(self.step, key)
-        for _ in range(self.warmups):
-            self.pool.platform.warm_up(step)
+        step, platform = partial(self.step, key), self.pool.platform
+        warmups = self.warmups or int((key.query_len, mode) not in self.warm)
+        self.warm.add((key.query_len, mode))
+        for _ in range(warmups):
+            platform.warm_up(step)
         meter.warmed_up()
-        recording, outputs = _record(self.pool, mode, self.debug, step)
+        try:
+            recording, outputs = _record(self.pool, mode, self.debug, step)
+        except CaptureError as error:
+            if warmups:
+                raise
+            _let_go(error)
+            self.pool.renew()
+            platform.warm_up(step)
+            meter.warmed_up()
+            recording, outputs = _record(self.pool, mode, self.debug, step)
         self.pool.holds_graphs = True
         return CapturedGraph(key, mode, recording, outputs, meter.cost(recording))
 

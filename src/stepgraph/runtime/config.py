@@ -76,12 +76,13 @@ class GraphConfig:
     """What is captured, by phase, and how.
 
     lora_cases: numbers of active adapters that are captured; a live count takes the next one up.
-    warmups: eager runs before each recording, so that kernels are compiled and workspaces grown.
+    warmups: eager runs before each recording, so that kernels are compiled and workspaces grown. 0: one before the
+        first of each kind, and before those that cannot be recorded without.
     lazy: at first only the largest size of each kind is recorded, whose memory the others share; those follow when the
         runner's `capture_pending` is called, and until then their batches run eagerly.
 
     Raises:
-        ConfigError: settings that contradict each other, or fewer than one warm-up.
+        ConfigError: settings that contradict each other, or fewer warm-ups than none.
     """
 
     decode: DecodePhase = field(default_factory=DecodePhase)
@@ -92,8 +93,8 @@ class GraphConfig:
     lazy: bool = False
 
     def __post_init__(self) -> None:
-        if self.warmups < 1:
-            raise ConfigError(f"graphs: {self.warmups} warm-ups; a step must run once before it is recorded")
+        if self.warmups < 0:
+            raise ConfigError(f"graphs: {self.warmups} warm-ups; there cannot be fewer than none")
         if not self.lora_cases or min(self.lora_cases) < 0 or list(self.lora_cases) != sorted(set(self.lora_cases)):
             raise ConfigError(f"graphs: LoRA cases {self.lora_cases} must ascend from 0 or more, each once")
         try:

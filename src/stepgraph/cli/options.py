@@ -1,0 +1,54 @@
+"""What the commands' options may be, and how their errors end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+import typer
+
+
+class Graphs(StrEnum):
+    FULL = "full"
+    BREAKABLE = "breakable"
+    DISABLED = "disabled"
+    VLLM_NONE = "NONE"
+    VLLM_FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
+    VLLM_FULL = "FULL"
+    VLLM_PIECEWISE = "PIECEWISE"
+    VLLM_FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DType(StrEnum):
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Around a command: errors that a user can cause are one line, and status 2."""
+    try:
+        yield
+        sys.stdout.flush()  # here and not at exit, where a broken pipe could no longer be caught
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would try to flush once more
+        raise typer.Exit(141) from None
+    except Exception as error:
+        from stepgraph.runtime.errors import StepgraphError  # here, because the runtime brings torch along
+
+        if not isinstance(error, StepgraphError | OSError | UnicodeError):
+            raise
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(2) from None
