@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.memory_limit import OutOfMemoryAt
 
 from stepgraph.runtime import (
     BatchDescriptor,
@@ -21,6 +20,7 @@ from stepgraph.runtime import (
     Slot,
     StaticBuffers,
 )
+from stepgraph.runtime.memory.limit import OutOfMemoryAt
 from stepgraph.runtime.memory.shortage import asked_for, remedy
 from stepgraph.runtime.platforms import DeviceMemory
 

@@ -28,9 +28,11 @@ def remedy(error: Exception, key: BatchDescriptor, keys: Iterable[BatchDescripto
     if asked is None or memory is None:
         return f"{what}; {ladder}, or give the KV cache less memory (fewer blocks)"
     missing = max(asked - memory.free, 0)
+    said = f"{what}: {in_units(asked)} were asked for and {in_units(memory.free)} are free; {ladder}"
+    if missing > memory.total:
+        return said
     return (
-        f"{what}: {in_units(asked)} were asked for and {in_units(memory.free)} are free; {ladder}, or give the KV "
-        f"cache at least {in_units(missing)} less (fewer blocks, or a memory fraction lower by "
+        f"{said}, or give the KV cache at least {in_units(missing)} less (fewer blocks, or a memory fraction lower by "
         f"{max(missing / memory.total, 1e-3):.3f})"
     )
 

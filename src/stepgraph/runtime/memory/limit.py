@@ -1,4 +1,4 @@
-"""A platform on which one recording asks for more memory than there is."""
+"""For tests and benchmarks: a platform on which one recording asks for more memory than there is."""
 
 from __future__ import annotations
 

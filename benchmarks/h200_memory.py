@@ -1,0 +1,209 @@
+"""Memory and start-up of the 8B shape on an H200: capture, ledger, prediction, failure, release; writes the profile.
+
+python benchmarks/h200_memory.py [--out FOLDER] [--work FOLDER] [--cases cold,decode,8b,1b,scored]
+
+Each case runs in a process of its own and leaves CASE.json in the work folder. With fewer cases, those that lie there
+already are taken, so that a run may be split. The device's profile is left there too; it belongs into
+src/stepgraph/runtime/memory/profiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, ROOT, commit, machine, quantiles, versions, write_result
+
+from stepgraph.runtime.memory.estimate import Fit, fit
+from stepgraph.runtime.memory.profile import KINDS, DeviceProfile, save_profile
+
+ORDER = ("cold", "decode", "8b", "1b", "scored")  # decode finds the kernels that cold has compiled
+MIB = 1 << 20
+CAPTURE_S, DRIVER_MIB, GROWTH_MIB, RESIDUAL_MIB, FAILURE_MIB, ROUNDS_MIB = 2.0, 64, 16, 16, 4, 1
+
+
+def run_cases(folder: Path, names: list[str]) -> dict[str, Any]:
+    """Run some cases and read all. The kernel caches are empty at the start of the first, and kept from there on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as cache:
+        caches = {"TRITON_CACHE_DIR": f"{cache}/triton", "XDG_CACHE_HOME": f"{cache}/xdg"}
+        for name in names:
+            path = folder / f"{name}.json"
+            command = [sys.executable, str(Path(__file__).parent / "memory_cases.py"), name, str(path)]
+            environment = {**os.environ, **caches, "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"}
+            subprocess.run(command, check=True, env=environment)
+            print(f"{name}: {json.loads(path.read_text(encoding='utf-8'))['process_seconds']:.0f} s", flush=True)
+    return {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ORDER}
+
+
+def make_profile(cases: Mapping[str, Any]) -> DeviceProfile:
+    """From the 1B and 8B shapes, vLLM's ladder alone."""
+    firsts = [cases[name]["first"] for name in ("decode", "8b", "1b")]  # of a process: the driver had nothing yet
+    pools = [session["kinds"] for name in ("8b", "1b") for session in cases[name]["pools"]]
+    first = cases["8b"]["first"]
+    return DeviceProfile(
+        device=torch.cuda.get_device_name(),
+        total_bytes=first["total"],
+        measured_with={
+            **versions("torch", "triton"),
+            "commit": commit(),
+            "dtype": "bfloat16",
+            "attention": first["attention"],
+            "operations": first["operations"],
+        },
+        driver_before=first["outside_before"],
+        loaded=sum(graph["loaded_bytes"] for graph in first["ledger"]["graphs"]),
+        pool={kind: fit(_pool_samples(pools, kind)) for kind in KINDS},
+        driver=fit([sample for session in firsts for sample in _driver_samples(session)]),
+        nodes={kind: _nodes(firsts, kind) for kind in KINDS},
+    )
+
+
+def _pool_samples(pools: list[dict[str, Any]], kind: str) -> list[tuple[dict[str, float], float]]:
+    """The pool after each graph of ladders that begin at different sizes."""
+    samples = []
+    for session in pools:
+        total = 0
+        for number, (pool, _) in enumerate(session.get(kind, {"taken": []})["taken"]):
+            total += pool
+            samples.append(({**session[kind]["features"], "graphs": float(number)}, float(total)))
+    return samples
+
+
+def _driver_samples(session: Mapping[str, Any]) -> list[tuple[dict[str, float], float]]:
+    samples, graphs, nodes, taken = [], 0, 0, 0
+    for one in session["ledger"]["graphs"]:
+        graphs, nodes, taken = graphs + 1, nodes + sum(one["nodes"].values()), taken + one["driver_bytes"]
+        samples.append(({"one": 1.0, "graphs": float(graphs), "nodes": float(nodes)}, float(taken)))
+    return samples
+
+
+def _nodes(firsts: list[dict[str, Any]], kind: str) -> Fit:
+    samples = [(s["model"], float(nodes)) for s in firsts if kind in s["kinds"] for nodes in s["kinds"][kind]["nodes"]]
+    return fit(samples)
+
+
+def score(profile: DeviceProfile, session: Mapping[str, Any]) -> dict[str, float]:
+    """What was observed, and what the profile and the two-sample rule predict, in MiB."""
+    kinds = session["kinds"]
+    graphs = {kind: len(one["taken"]) for kind, one in kinds.items()}
+    pool = profile.pool_bytes({kind: one["features"] for kind, one in kinds.items()}, graphs)
+    driver = profile.driver_bytes(session["model"], graphs)
+    taken = [sum(each) for each in zip(*(t for one in kinds.values() for t in one["taken"]), strict=True)]
+    values = {"pool": taken[0], "driver": taken[1], "predicted pool": pool, "predicted driver": driver}
+    values |= {"observed": sum(taken), "predicted": pool + driver, "two-sample rule": session["two_samples"]}
+    return {name: value / MIB for name, value in values.items()}
+
+
+def make_rows(cases: Mapping[str, Any], scored: Mapping[str, float]) -> list[list[Any]]:
+    """[what, value, unit, bar, whether it holds]."""
+    rows: list[list[Any]] = []
+
+    def add(what: str, value: float, unit: str, most: float | None = None) -> None:
+        rows.append([what, value, unit, most, None if most is None else abs(value) <= most])
+
+    for name, text, most in (("cold", "cold kernel cache", None), ("decode", "warm kernel cache", CAPTURE_S)):
+        first = cases[name]["first"]
+        add(f"51 decode sizes, {text}", first["seconds"], "s", most)
+        for part in ("warmup", "capture", "instantiate"):
+            add(f"of it {part}", first["ledger"]["families"]["decode"][f"{part}_seconds"], "s")
+    rounds, graphs = cases["decode"]["rounds"], cases["decode"]["first"]["ledger"]["graphs"]
+    add("the same, captured again in one process", quantiles(rounds["seconds"])["median"], "s")
+    for name, way in cases["decode"]["variants"].items():
+        ratio, low, high = way["ratio"]
+        rows.append([f"{name}, against as it is", ratio, f"x ({low:.2f} to {high:.2f})", None, None])
+    update = cases["decode"]["update"]
+    if update["updated_ms"]:
+        add("an executable updated, a size", quantiles(update["updated_ms"])["median"], "ms")
+    add("an executable made anew, a size", quantiles(update["anew_ms"])["median"], "ms")
+    add("updates that the driver refused", update["refused"], "of 50")
+    add("driver's bytes of 51 sizes", sum(graph["driver_bytes"] for graph in graphs) / MIB, "MiB", DRIVER_MIB)
+    add("pool after the largest size", sum(graph["pool_bytes"] for graph in graphs[1:]) / MIB, "MiB", GROWTH_MIB)
+    for row in cases["decode"]["first"]["ledger"]["rows"]:
+        add(f"ledger: {row['name']}", row["bytes"] / MIB, "MiB")
+    for name, text in (("decode", "51 decode sizes"), ("8b", "prefill and decode")):
+        residual = cases[name]["first"]["ledger"]["residual_bytes"] / MIB
+        add(f"residual of the ledger, {text}", residual, "MiB", RESIDUAL_MIB)
+    allowed = max(0.05 * scored["observed"], 8)
+    for name in ("predicted", "two-sample rule"):
+        miss = scored[name] - scored["observed"]
+        add(f"{name}: miss on {scored['observed']:.0f} MiB", miss, "MiB", allowed if name == "predicted" else None)
+    for one in cases["decode"]["failures"]:
+        where = f"out of memory at size {one['at']} of 51 ({one['captured']} captured)"
+        add(f"{where}: more than without it", one["more_than_without"], "MiB", FAILURE_MIB)
+        add(f"{where}: left after release", one["left_after_release"], "MiB", FAILURE_MIB)
+    add("growth over ten rounds of release and recapture", max(rounds["growth"]), "MiB", ROUNDS_MIB)
+    for one in cases["decode"]["maxima"]:
+        text = f"ladder to {one['max']}: {one['graphs']} graphs, {one['seconds']:.2f} s, KV blocks"
+        add(text, one["kv_blocks"], "blocks")
+    return rows
+
+
+def draw(path: Path, maxima: list[dict[str, Any]]) -> None:
+    """Seconds, bytes and KV blocks gained against where the ladder ends."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    most = [one["max"] for one in maxima]
+    panels = {
+        "capture, s": {"": [one["seconds"] for one in maxima]},
+        "bytes, MiB": {name: [one[name] / MIB for one in maxima] for name in ("pool", "driver")},
+        "KV blocks gained": {"": [one["kv_blocks"] - maxima[0]["kv_blocks"] for one in maxima]},
+    }
+    for axes, (title, lines) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for name, values in lines.items():
+            axes.plot(most, values, "o-", label=name)
+        axes.set(title=title, xlabel="largest captured size, requests", xticks=most, ylim=(0, None))
+        if len(lines) > 1:
+            axes.legend()
+    figure.savefig(path, format="png", dpi=120)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "memory")
+    parser.add_argument("--cases", default=",".join(ORDER))
+    options = parser.parse_args()
+    cases = run_cases(options.work, [name for name in options.cases.split(",") if name])
+    profile = make_profile(cases)
+    save_profile(profile, options.work / "nvidia_h200.json")
+    scored = score(profile, cases["scored"]["first"])
+    rows = make_rows(cases, scored)
+    for row in rows:
+        print(row, flush=True)
+    for one in cases["decode"]["failures"]:
+        print(one["mode"], one["text"])
+    result = {
+        "name": "h200_memory",
+        "definition": "Llama-3-8B's shape in bfloat16 with 512 rows and contexts of 4,096 tokens, penalties on; vLLM's "
+        "ladder. Prediction: fitted on the 1B and 8B shapes, scored on an 8B shape with 16 KV heads and SGLang's "
+        "ladder to 384. The growth, misses and what is left are differences of the device's own free memory.",
+        "unit": "as given",
+        "machine": machine(),
+        "versions": versions("torch", "triton"),
+        "commit": commit(),
+        "columns": ["what", "value", "unit", "bar", "holds"],
+        "rows": rows,
+        "scored": scored,
+        "profile": profile.as_dict(),
+        "samples": cases,
+    }
+    write_result(result, options.out)
+    try:
+        draw(options.out / "h200_memory.png", cases["decode"]["maxima"])
+    except ImportError:
+        print("no picture: matplotlib is not installed")
+    return 0 if all(holds is not False for *_, holds in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
