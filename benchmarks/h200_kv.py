@@ -25,7 +25,7 @@ from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.ops.attention import get_backend
 from stepgraph.runtime.platforms import platform_for
-from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory
+from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory
 from stepgraph.runtime.platforms.virtual import VirtualRange
 
 SHAPE, MAX_LEN, ROWS, CHUNK = "llama-3-8b", 8192, 512, 512
@@ -105,7 +105,7 @@ def piece_times(device: torch.device) -> list[dict[str, float]]:
     """Milliseconds to map, zeroing included, and to give back 8 GiB in pieces of several sizes."""
     found = []
     for piece in PIECES:
-        made = VirtualRange(CudaVirtualMemory(device), 8 * GIB, piece=piece * MIB)
+        made = VirtualRange(cuda_virtual_memory(device), 8 * GIB, piece=piece * MIB)
         grow, shrink = timed(lambda: made.grow(8 * GIB)), timed(lambda: made.shrink(0))  # noqa: B023
         found.append({"piece_mib": piece, "map_ms": grow * 1e3, "give_back_ms": shrink * 1e3})
         print(found[-1], flush=True)

@@ -11,7 +11,7 @@ from runtime.fake_virtual import FakeVirtualMemory
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory
+from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory
 from stepgraph.runtime.platforms.virtual import VirtualMemory, VirtualRange
 
 BLOCKS = 300
@@ -24,7 +24,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def virtual(device: torch.device) -> VirtualMemory:
-    return CudaVirtualMemory(device) if device.type == "cuda" else FakeVirtualMemory()
+    return cuda_virtual_memory(device) if device.type == "cuda" else FakeVirtualMemory()
 
 
 def requests(count: int = 20, longest: int = 60, max_tokens: int = 20) -> list[Request]:

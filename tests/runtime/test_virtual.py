@@ -8,7 +8,7 @@ import torch
 from runtime.fake_virtual import UNMAPPED, FakeVirtualMemory
 
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory, why_no_virtual_memory
+from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory, why_no_virtual_memory
 from stepgraph.runtime.platforms.virtual import VirtualRange
 
 PAGE = 4096
@@ -105,12 +105,12 @@ def test_a_range_that_was_never_mapped_gives_its_addresses_back() -> None:
 def test_a_cpu_has_none() -> None:
     assert "cpu" in (why_no_virtual_memory(torch.device("cpu")) or "")
     with pytest.raises(ConfigError, match="virtual memory"):
-        CudaVirtualMemory(torch.device("cpu"))
+        cuda_virtual_memory(torch.device("cpu"))
 
 
 @pytest.mark.gpu
 def test_a_graph_reaches_memory_that_is_mapped_after_its_capture() -> None:
-    memory = CudaVirtualMemory(torch.device("cuda"))
+    memory = cuda_virtual_memory(torch.device("cuda"))
     made = VirtualRange(memory, 1 << 30, piece=16 << 20)
     made.grow(1)
     cache = made.tensor().view(torch.bfloat16)
@@ -128,7 +128,7 @@ def test_a_graph_reaches_memory_that_is_mapped_after_its_capture() -> None:
 
 @pytest.mark.gpu
 def test_memory_that_is_given_back_is_free_on_the_device() -> None:
-    memory = CudaVirtualMemory(torch.device("cuda"))
+    memory = cuda_virtual_memory(torch.device("cuda"))
 
     def free() -> int:
         torch.cuda.synchronize()

@@ -17,7 +17,7 @@ from stepgraph.engine.memory_rows import engine_rows, planned_rows
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.memory.units import in_units
 from stepgraph.runtime.platforms import Platform
-from stepgraph.runtime.platforms.cuda_virtual import CudaVirtualMemory, why_no_virtual_memory
+from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory, why_no_virtual_memory
 from stepgraph.runtime.platforms.virtual import VirtualMemory
 
 _log = logging.getLogger(__name__)
@@ -174,5 +174,5 @@ def kv_plan(platform: Platform, fraction: float | None, **wanted: Any) -> KVPlan
     reason = why_no_virtual_memory(device)
     if reason is not None:
         _log.warning("KV cache: allocated before the capture, from half of what is left then, since %s", reason)
-    virtual = CudaVirtualMemory(device) if reason is None else None
+    virtual = cuda_virtual_memory(device) if reason is None else None
     return KVPlan(Budget(platform, FRACTION if fraction is None else fraction), virtual, **wanted)

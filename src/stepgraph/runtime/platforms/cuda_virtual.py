@@ -17,35 +17,41 @@ def why_no_virtual_memory(device: torch.device) -> str | None:
     driver = load_driver()
     if driver is None:
         return "the package cuda.bindings is not installed (pip install stepgraph[cuda])"
+    torch.cuda.init()  # the driver answers nothing before
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-    with torch.cuda.device(device):
-        torch.cuda.current_stream()  # the driver answers once torch has started it
-        error, supported = driver.cuDeviceGetAttribute(attribute, torch.cuda.current_device())
+    error, supported = driver.cuDeviceGetAttribute(attribute, _index(device))
     return None if not int(error) and supported else f"the driver offers no virtual memory on {device}"
+
+
+def cuda_virtual_memory(device: torch.device) -> CudaVirtualMemory:
+    """The virtual memory of a device.
+
+    Raises:
+        ConfigError: the device or the machine has none; says why.
+    """
+    reason = why_no_virtual_memory(device)
+    if reason is not None:
+        raise ConfigError(f"virtual memory: {reason}")
+    return CudaVirtualMemory(torch.device("cuda", _index(device)), load_driver())
 
 
 class CudaVirtualMemory:
     """Virtual memory of one device. Nothing of it goes through torch's allocator, nor does torch count it.
 
-    Raises:
-        ConfigError: the device or the machine cannot; says why.
+    Its methods may be called from any thread.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        reason = why_no_virtual_memory(device)
-        if reason is not None:
-            raise ConfigError(f"virtual memory: {reason}")
-        driver: Any = load_driver()
-        index = torch.cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", index)
+    def __init__(self, device: torch.device, driver: Any) -> None:
+        self.device = device
         self._driver = driver
+        self._context = self._checked("cuDevicePrimaryCtxRetain", device.index)  # torch's; it lasts as long as torch
         self._kind = driver.CUmemAllocationProp()
         self._kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         self._access = driver.CUmemAccessDesc()
         self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         for place in (self._kind.location, self._access.location):
             place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-            place.id = index
+            place.id = device.index
         smallest = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self.granularity = int(self._call("cuMemGetAllocationGranularity", self._kind, smallest))
 
@@ -69,7 +75,7 @@ class CudaVirtualMemory:
         self._call("cuMemAddressFree", address, nbytes)
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self.device)
+        self._call("cuCtxSynchronize")
 
     def tensor(self, address: int, nbytes: int, owner: object) -> torch.Tensor:
         tensor: torch.Tensor = torch.as_tensor(_Exported(address, nbytes, owner), device=self.device)
@@ -78,11 +84,17 @@ class CudaVirtualMemory:
         return tensor
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """One function of the driver on this device; what it returns beside its status."""
-        driver = self._driver
-        with torch.cuda.device(self.device):
-            status, *results = getattr(driver, name)(*arguments)
-        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        """One function of the driver in the device's context, whichever this thread is in."""
+        self._checked("cuCtxPushCurrent", self._context)
+        try:
+            return self._checked(name, *arguments)
+        finally:
+            self._checked("cuCtxPopCurrent")
+
+    def _checked(self, name: str, *arguments: object) -> Any:
+        """What a function of the driver returns beside its status."""
+        status, *results = getattr(self._driver, name)(*arguments)
+        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise torch.OutOfMemoryError(f"{name}: {self.device} has no room")
         if int(status):
             raise RuntimeError(f"{name} failed: {status.name}")
@@ -101,3 +113,7 @@ class _Exported:
             "strides": None,
             "version": 3,
         }
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
