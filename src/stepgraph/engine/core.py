@@ -124,6 +124,11 @@ class EngineCore:
         return self.runner.capture(progress)
 
     @torch.inference_mode()
+    def capture_pending(self, seconds: float | None = None) -> CaptureReport:
+        """Between two steps, of lazy graphs: record some that are left; see `GraphRunner.capture_pending`."""
+        return self.runner.capture_pending(seconds)
+
+    @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Run the largest step eagerly, on padded rows: torch then holds what a step may need. Not while serving."""
         self.runner.rehearse(BatchDescriptor.mixed(self.buffers.max_tokens, self.buffers.max_requests))

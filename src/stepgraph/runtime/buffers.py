@@ -91,7 +91,11 @@ class StaticBuffers:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Whatever happens inside, all slots and what staging knows of them are afterwards as they were before."""
-        slab, host = self.slab.clone(), self._host.clone()
+        try:
+            slab = self.slab.clone()
+        except torch.OutOfMemoryError:
+            slab = self.slab.cpu()
+        host = self._host.clone()
         known = (self._staged, self._heads_staged, set(self._fed_from_device), list(self._ranges))
         patched = {name: set(rows) for name, rows in self._patched.items()}
         try:

@@ -108,8 +108,8 @@ class GraphRunner(Captured):
         """Between two steps: record what a lazy configuration has left for later, what most steps wanted first.
 
         seconds: no key is begun after so many, so that a gap in the traffic is enough; at least one is recorded.
-        Returns what this call recorded and dropped. The buffers keep what they hold, so that requests go on; as much
-        memory again is taken meanwhile.
+        Returns what this call recorded and dropped. The buffers keep what they hold, so that requests go on; it is
+        copied meanwhile, on the device where there is room.
 
         Raises:
             CaptureError: from inside a step.
