@@ -171,6 +171,14 @@ class LLM:
         """
         return self.core.verify(seed=seed)
 
+    def resize_kv(self, num_blocks: int) -> None:
+        """Give memory of the KV cache back, or take it again, while graphs stay; see `EngineCore.resize_kv`.
+
+        Raises:
+            ConfigError: the cache cannot have this size; says why.
+        """
+        self.core.resize_kv(num_blocks)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
