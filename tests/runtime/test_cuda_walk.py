@@ -137,6 +137,7 @@ def test_streams_that_have_not_rejoined(monkeypatch: pytest.MonkeyPatch) -> None
     before = {10: [], 20: [10], 25: [10], 30: [20], 40: [25]}
     infos = {1: (7, (30,)), 2: (7, (20,)), 3: (7, (40,)), 4: (8, (99,))}
     info = {stream: cuda_driver.CaptureInfo(capture, 1, tips) for stream, (capture, tips) in infos.items()}
+    monkeypatch.setattr(cuda_driver, "capturing", lambda streams: [stream for stream in streams if stream in info])
     monkeypatch.setattr(cuda_driver, "capture_info", info.get)
     monkeypatch.setattr(cuda_driver, "dependencies", before.__getitem__)
     assert cuda_driver.unjoined(1, [1, 2, 3, 4, 5]) == [3]

@@ -143,13 +143,20 @@ class CaptureView:
         return self._graph.value or 0, self._num_nodes.value, self._tips[: self._num_tips.value]
 
 
+def capturing(streams: Iterable[int]) -> list[int]:
+    """Those of the streams that are in a capture, whichever it is. Most are in none, and asking that is cheap."""
+    status = ctypes.c_int()
+    out, ask = ctypes.byref(status), _driver().cuStreamIsCapturing
+    return [stream for stream in streams if not ask(ctypes.c_void_p(stream), out) and status.value == _CAPTURE_ACTIVE]
+
+
 def unjoined(stream: int, others: Iterable[int]) -> list[int]:
     """Those of the other streams that `stream`'s capture has spread to and whose last work it does not wait for yet."""
     main = capture_info(stream)
     if main is None:
         return []
     loose: dict[int, tuple[int, ...]] = {}
-    for other in others:
+    for other in capturing(others):
         info = capture_info(other)
         if other != stream and info is not None and info.id == main.id and not set(info.tips) <= set(main.tips):
             loose[other] = info.tips
