@@ -86,3 +86,22 @@ def test_the_devices_figures() -> None:
 
 def test_outside_is_what_torch_does_not_hold() -> None:
     assert DeviceMemory(total=100, free=40, reserved=35, allocated=20).outside == 25
+
+
+@pytest.mark.gpu
+def test_a_first_launch_takes_no_memory() -> None:
+    platform = platform_for("cuda")
+    x = torch.zeros(1 << 16, device="cuda")
+
+    def step() -> torch.Tensor:
+        for _ in range(500):
+            x.add_(1)
+        return x
+
+    platform.warm_up(step)
+    recording, _ = platform.record(step, platform.new_pool())
+    platform.synchronize()
+    before = platform.memory()
+    recording.replay()
+    platform.synchronize()
+    assert platform.memory().outside - before.outside <= MIB

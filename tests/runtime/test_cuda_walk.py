@@ -31,15 +31,15 @@ class FakeDriver:
 
     def __init__(self, graphs: dict[int, list[tuple[int, str | int | None]]]) -> None:
         self.graphs = graphs
-        self.status, self.error = 1, OK
+        self.broken, self.error = False, OK
         self.listings = 0
         self.tips: list[int] = []
 
     def what(self, node: int) -> str | int | None:
         return {handle: what for nodes in self.graphs.values() for handle, what in nodes}[node]
 
-    def cuStreamGetCaptureInfo(self, stream: int):  # noqa: N802
-        return self.error, self.status, 77, 1, self.tips, [], len(self.tips)
+    def look(self) -> tuple[int, int, list[int]] | None:
+        return None if self.broken else (1, len(self.graphs[1]), self.tips)
 
     def cuGraphGetNodes(self, graph: int, count: int = 0):  # noqa: N802
         nodes = [handle for handle, _ in self.graphs[graph]]
@@ -107,7 +107,7 @@ def test_a_driver_that_refuses() -> None:
 
 def test_new_nodes_are_told_by_handle_and_once() -> None:
     driver = FakeDriver({1: []})
-    new = NewNodes(driver, stream=5)
+    new = NewNodes(driver, driver.look)
     assert new() == set()
     driver.graphs[1] = [(10, "a")]
     assert new() == {10}
@@ -120,7 +120,7 @@ def test_new_nodes_are_told_by_handle_and_once() -> None:
 def test_new_nodes_are_found_from_the_streams_last_one() -> None:
     driver, asked = FakeDriver({1: [(10, "a")]}), []
     before = {10: [], 20: [10], 30: [20], 40: [30], 50: []}
-    new = NewNodes(driver, stream=5, dependencies_of=lambda node: asked.append(node) or before[node])
+    new = NewNodes(driver, driver.look, dependencies_of=lambda node: asked.append(node) or before[node])
     driver.tips = [10]
     assert new() == {10}
     asked.clear()
@@ -137,6 +137,7 @@ def test_streams_that_have_not_rejoined(monkeypatch: pytest.MonkeyPatch) -> None
     before = {10: [], 20: [10], 25: [10], 30: [20], 40: [25]}
     infos = {1: (7, (30,)), 2: (7, (20,)), 3: (7, (40,)), 4: (8, (99,))}
     info = {stream: cuda_driver.CaptureInfo(capture, 1, tips) for stream, (capture, tips) in infos.items()}
+    monkeypatch.setattr(cuda_driver, "capturing", lambda streams: [stream for stream in streams if stream in info])
     monkeypatch.setattr(cuda_driver, "capture_info", info.get)
     monkeypatch.setattr(cuda_driver, "dependencies", before.__getitem__)
     assert cuda_driver.unjoined(1, [1, 2, 3, 4, 5]) == [3]
@@ -147,10 +148,8 @@ def test_streams_that_have_not_rejoined(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_new_nodes_of_a_broken_capture_are_none() -> None:
     driver = FakeDriver({1: [(10, "a")]})
-    new = NewNodes(driver, stream=5)
-    driver.status = 2
-    assert new() == set()
-    driver.status, driver.error = 1, REFUSED
+    new = NewNodes(driver, driver.look)
+    driver.broken = True
     assert new() == set()
 
 

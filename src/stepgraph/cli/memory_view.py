@@ -34,6 +34,9 @@ def print_ledger(report: Mapping[str, Any]) -> None:
     for name, one in report["families"].items():
         families.add_row(name, str(one["graphs"]), *_costs(one))
     console.print(families)
+    for name, one in report["families"].items():
+        types = ", ".join(f"{number} {kind}" for kind, number in one["nodes"].items())
+        console.print(f"nodes of {name} graphs: {types}")
     graphs = _table("key", "pool", "driver", "nodes", "warm-up", "capture", "instantiate")
     for one in report["graphs"][:MOST_GRAPHS]:
         graphs.add_row(f"{one['family']}: {one['key']}", *_costs(one))
@@ -107,7 +110,7 @@ def draw_ledger(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def _costs(one: Mapping[str, Any]) -> list[str]:
-    nodes = ", ".join(f"{number} {kind}" for kind, number in one["nodes"].items())
+    nodes = str(sum(one["nodes"].values()))
     seconds = (one[f"{what}_seconds"] for what in ("warmup", "capture", "instantiate"))
     return [in_units(one["pool_bytes"]), in_units(one["driver_bytes"]), nodes, *(f"{s * 1e3:.0f} ms" for s in seconds)]
 

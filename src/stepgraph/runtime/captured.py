@@ -1,22 +1,100 @@
-"""What a runner tells of its graphs."""
+"""The graphs of a runner: captured, asked about, released."""
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
+import torch
+
+from stepgraph.runtime.audit import AddressAudit
 from stepgraph.runtime.batch import BatchDescriptor
-from stepgraph.runtime.capture import CapturedGraph, CaptureReport
+from stepgraph.runtime.buffers import StaticBuffers
+from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
+from stepgraph.runtime.capture_guard import refuse_capture_while_serving
+from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.dispatch import Decision
+from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import CaptureSession
+
+_log = logging.getLogger(__name__)
 
 
 class Captured:
-    """The questions that a runner answers about its graphs, without running any of them."""
+    """The part of a runner that is about its graphs, but for running them."""
 
+    config: GraphConfig
+    buffers: StaticBuffers
+    pool: GraphPool
     _graphs: Graphs
+    _session: CaptureSession | None  # of the graphs that are there
     _live: LiveBatches
-    _session: CaptureSession | None
+    _audit: AddressAudit
+
+    def capture(self, progress: Progress | None = None) -> CaptureReport:
+        """Record every key of the configuration; of a lazy one the largest of each kind. With graphs disabled there is
+        nothing to do.
+
+        The step really runs while it warms up, on padded rows throughout: state outside the buffers must bear that.
+        The buffers are reset before and after.
+
+        Raises:
+            CaptureError: captured already, or no key could be captured.
+            ReplayError: another thread is in a step.
+        """
+        refuse_capture_while_serving()
+        with self.pool.alone(), torch.no_grad():
+            return self._capture(progress)
+
+    def capture_pending(self, seconds: float | None = None, progress: Progress | None = None) -> CaptureReport:
+        """Between two steps: record what a lazy configuration has left for later, what most steps wanted first.
+
+        seconds: no key is begun after so many, so that a gap in the traffic is enough; at least one is recorded.
+        Returns what this call recorded and dropped. The buffers keep what they hold, so that requests go on; it is
+        copied meanwhile, on the device where there is room.
+
+        Raises:
+            CaptureError: from inside a step.
+            ReplayError: a watched tensor has moved since the first capture, or another thread is in a step.
+        """
+        refuse_capture_while_serving()
+        with self.pool.alone(), torch.no_grad():
+            pending = self._graphs.pending()
+            if not pending or self._session is None:
+                return CaptureReport()
+            self._audit.sweep()
+            report = self._session.go_on(pending, seconds, progress)
+            wanted = self._graphs.wanted
+            self._graphs = Graphs(self.config, self.buffers, self._graphs.report | report, self._session.outputs.units)
+            self._graphs.wanted = wanted
+        return report
+
+    def recapture(self, progress: Progress | None = None) -> CaptureReport:
+        """Release and capture, after tensors that the graphs read have moved.
+
+        Raises:
+            CaptureError, ReplayError: as `capture`.
+        """
+        self.release()
+        return self.capture(progress)
+
+    def release(self) -> None:
+        """Wait for the device, then give the graphs and their pool back; steps run eagerly until `capture()`.
+
+        Raises:
+            ReplayError: another thread is in a step.
+        """
+        with self.pool.alone():
+            self._graphs.release()
+            self._graphs = Graphs(self.config, self.buffers, CaptureReport(), {})
+            self._session = None  # and with it the outputs
+            self._audit.forget()
+            self.pool.renew()
+            self.pool.platform.give_back()
 
     @property
     def output_bytes(self) -> int:
@@ -62,3 +140,18 @@ class Captured:
     def break_costs(self) -> dict[str, BreakTotal]:
         """What each break has cost the host so far, by name. The device's side: `graph(...).recording.measure()`."""
         return self._graphs.break_costs()
+
+    def _capture(self, progress: Progress | None) -> CaptureReport:
+        if self._graphs:
+            raise CaptureError("captured already; call release() first")
+        self._session = CaptureSession(self.config, self.buffers, self.pool, self._run)
+        report = self._session.start(progress)
+        self._graphs = Graphs(self.config, self.buffers, report, self._session.outputs.units)
+        self._audit.remember()
+        for cliff in self._graphs.cliffs():
+            _log.warning("%s", cliff)
+        return report
+
+    def _run(self, batch: BatchDescriptor) -> Any:
+        """The step itself, on the rows of a batch or key."""
+        raise NotImplementedError

@@ -12,17 +12,17 @@ import torch
 from stepgraph.runtime.audit import AddressAudit, Watchable
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CaptureReport, Progress
-from stepgraph.runtime.capture_guard import no_captures, refuse_capture_while_serving
+from stepgraph.runtime.capture import CaptureReport
+from stepgraph.runtime.capture_guard import no_captures
 from stepgraph.runtime.captured import Captured
 from stepgraph.runtime.config import Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
-from stepgraph.runtime.errors import CaptureError, ConfigError
+from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.graphs import Graphs
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.outputs import StepCount, StepOutput, named_outputs
 from stepgraph.runtime.pool import GraphPool
-from stepgraph.runtime.session import CaptureSession, require_fit
+from stepgraph.runtime.session import require_fit
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify.bench import Subject
 from stepgraph.runtime.verify.check import MakeInputs, verify
@@ -80,7 +80,7 @@ class GraphRunner(Captured):
         self._step = step
         self._request_slots = config.prefill.max_requests
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
-        self._session: CaptureSession | None = None  # of the graphs that are there
+        self._session = None
         self._live = LiveBatches(buffers)
         self._steps = StepCount()
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
@@ -88,53 +88,6 @@ class GraphRunner(Captured):
         self._check: Callable[[], None] | None = None  # before each replay, once something is watched
         if state is not None:
             self.watch(state, "state")
-
-    def capture(self, progress: Progress | None = None) -> CaptureReport:
-        """Record every key of the configuration; of a lazy one the largest of each kind. With graphs disabled there is
-        nothing to do.
-
-        The step really runs while it warms up, on padded rows throughout: state outside the buffers must bear that.
-        The buffers are reset before and after.
-
-        Raises:
-            CaptureError: captured already, or no key could be captured.
-            ReplayError: another thread is in a step.
-        """
-        refuse_capture_while_serving()
-        with self.pool.alone(), torch.no_grad():
-            return self._capture(progress)
-
-    def capture_pending(self, seconds: float | None = None, progress: Progress | None = None) -> CaptureReport:
-        """Between two steps: record what a lazy configuration has left for later, what most steps wanted first.
-
-        seconds: no key is begun after so many, so that a gap in the traffic is enough; at least one is recorded.
-        Returns what this call recorded and dropped. The buffers keep what they hold, so that requests go on; it is
-        copied meanwhile, on the device where there is room.
-
-        Raises:
-            CaptureError: from inside a step.
-            ReplayError: a watched tensor has moved since the first capture, or another thread is in a step.
-        """
-        refuse_capture_while_serving()
-        with self.pool.alone(), torch.no_grad():
-            pending = self._graphs.pending()
-            if not pending or self._session is None:
-                return CaptureReport()
-            self._audit.sweep()
-            report = self._session.go_on(pending, seconds, progress)
-            wanted = self._graphs.wanted
-            self._graphs = Graphs(self.config, self.buffers, self._graphs.report | report, self._session.outputs.units)
-            self._graphs.wanted = wanted
-        return report
-
-    def recapture(self, progress: Progress | None = None) -> CaptureReport:
-        """Release and capture, after tensors that the graphs read have moved.
-
-        Raises:
-            CaptureError, ReplayError: as `capture`.
-        """
-        self.release()
-        return self.capture(progress)
 
     def watch(self, target: Watchable, name: str = "") -> None:
         """Refuse replays once a tensor of `target` has left the memory that the graphs use.
@@ -225,20 +178,6 @@ class GraphRunner(Captured):
         with self.pool.alone(), torch.no_grad():
             return verify(subject, make_inputs, seed, batches_per_key, Tolerance(rtol, atol))
 
-    def release(self) -> None:
-        """Wait for the device, then give the graphs and their pool back; steps run eagerly until `capture()`.
-
-        Raises:
-            ReplayError: another thread is in a step.
-        """
-        with self.pool.alone():
-            self._graphs.release()
-            self._graphs = Graphs(self.config, self.buffers, CaptureReport(), {})
-            self._session = None  # and with it the outputs
-            self._audit.forget()
-            self.pool.renew()
-            self.pool.platform.give_back()
-
     def rehearse(self, batch: BatchDescriptor) -> None:
         """Run a batch's step eagerly, on padded rows and on this thread's current stream. The buffers are reset.
 
@@ -253,17 +192,6 @@ class GraphRunner(Captured):
                 self._run(batch)
             finally:
                 self.buffers.reset()
-
-    def _capture(self, progress: Progress | None) -> CaptureReport:
-        if self._graphs:
-            raise CaptureError("captured already; call release() first")
-        self._session = CaptureSession(self.config, self.buffers, self.pool, self._run)
-        report = self._session.start(progress)
-        self._graphs = Graphs(self.config, self.buffers, report, self._session.outputs.units)
-        self._audit.remember()
-        for cliff in self._graphs.cliffs():
-            _log.warning("%s", cliff)
-        return report
 
     def _run(self, batch: BatchDescriptor) -> Any:
         """The step itself, on the rows of a batch or key."""

@@ -13,7 +13,7 @@ import torch
 from stepgraph.runtime.borrow import borrow
 from stepgraph.runtime.errors import CaptureError, ReplayError, StepgraphError
 from stepgraph.runtime.nodes import GraphNode
-from stepgraph.runtime.platforms.cuda_driver import count_types, unjoined, upload
+from stepgraph.runtime.platforms.cuda_driver import CaptureView, count_types, unjoined, upload
 from stepgraph.runtime.platforms.cuda_memory import pool_segments
 from stepgraph.runtime.platforms.cuda_walk import NewNodes, load_driver, walk
 from stepgraph.runtime.platforms.source_line import calling_line, raising_line
@@ -85,6 +85,7 @@ class CudaSegments:
         driver = load_driver()
         self.log = None if driver is None else RegionLog(self._new_nodes)
         self._driver = driver
+        self._look = CaptureView(stream.cuda_stream)
         self._stream, self._pool = stream, pool
         self._others = {other.cuda_stream: other for other in others}
         self._graph: torch.cuda.CUDAGraph | None = None  # the one that is being captured
@@ -95,7 +96,7 @@ class CudaSegments:
 
     def open(self) -> None:
         graph = torch.cuda.CUDAGraph(keep_graph=True)  # costs host memory only, and its nodes can be read later
-        self._nodes = None if self._driver is None else NewNodes(self._driver, self._stream.cuda_stream)
+        self._nodes = None if self._driver is None else NewNodes(self._driver, self._look)
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         self._graph = graph
 

@@ -10,9 +10,8 @@ import torch
 
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import Dependency, Extent, GraphNode
-from stepgraph.runtime.platforms.cuda_driver import Edge, dependencies, edges
+from stepgraph.runtime.platforms.cuda_driver import CaptureState, Edge, dependencies, edges
 
-_CAPTURE_ACTIVE = 1
 _demangle: Callable[[str], str] = getattr(torch._C, "_demangle", str)
 
 
@@ -29,33 +28,38 @@ class NewNodes:
     """Called during a capture: the handles of the nodes that the stream's graph got since the last call.
 
     Handles are compared, since the driver promises no order. Nothing once the capture is broken.
+
+    look: what the capture has come to; None once it is broken.
     """
 
-    def __init__(self, driver: Any, stream: int, dependencies_of: Callable[[int], list[int]] = dependencies) -> None:
-        self._driver, self._stream = driver, stream
-        # cuda.bindings 12 has the form that understands programmatic edges under another name
-        self._info = getattr(driver, "cuStreamGetCaptureInfo_v3", driver.cuStreamGetCaptureInfo)
+    def __init__(
+        self,
+        driver: Any,
+        look: Callable[[], CaptureState | None],
+        dependencies_of: Callable[[int], list[int]] = dependencies,
+    ) -> None:
+        self._driver, self._look = driver, look
         self._dependencies_of = dependencies_of
         self._seen: set[int] = set()
 
     def __call__(self) -> set[int]:
-        error, status, _, graph, tips, *_ = self._info(self._stream)
-        if int(error) or int(status) != _CAPTURE_ACTIVE:
+        state = self._look()
+        if state is None:
             return set()
-        _, count = _checked(self._driver.cuGraphGetNodes(graph))
+        graph, count, tips = state
         missing = count - len(self._seen)
         if not missing:
             return set()
-        new = self._behind(tips or ())
+        new = self._behind(tips)
         if len(new) != missing:  # the rest is on a side stream that has not rejoined yet
             new = set(_handles(self._driver, graph)) - self._seen
         self._seen |= new
         return new
 
-    def _behind(self, tips: Iterable[Any]) -> set[int]:
+    def _behind(self, tips: Iterable[int]) -> set[int]:
         """The new nodes that the stream's next one would wait for: far fewer than there are nodes."""
         new: set[int] = set()
-        to_visit = [int(tip) for tip in tips]
+        to_visit = list(tips)
         while to_visit:
             node = to_visit.pop()
             if node not in self._seen and node not in new:
