@@ -12,8 +12,9 @@ from typing import Any
 
 from stepgraph.cli.explain_config import Question, read_question
 from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.cliffs import cliffs
 from stepgraph.runtime.config import Backend, GraphConfig
-from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, Reason, cliffs
+from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, Reason
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.resolve import Resolution, resolve

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import Backend, GraphConfig
+
+V = TypeVar("V")
 
 
 class Mode(StrEnum):
@@ -38,13 +41,21 @@ class Reason(StrEnum):
 # Compared by identity: a dispatcher makes one a batch, and counting steps then costs next to nothing.
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """One batch's route: `key` is the captured descriptor, and the batch itself for EAGER."""
+    """One batch's route: `key` is the captured descriptor, and the batch itself for EAGER.
+
+    parts: what `detail` is put together from once somebody asks: formatting takes longer than a whole dispatch.
+    """
 
     batch: BatchDescriptor
     mode: Mode
     key: BatchDescriptor
     reason: Reason
-    detail: str
+    parts: tuple[object, ...]
+
+    @property
+    def detail(self) -> str:
+        """The reason with its numbers, and what to change."""
+        return "".join(map(str, self.parts))
 
     @property
     def real(self) -> int:
@@ -81,11 +92,9 @@ class Dispatcher:
         self._max_requests = max_requests
         slots = config.prefill.max_requests
         self._request_slots = max_requests if slots is None else min(slots, max_requests)
-        self._captured = dict(captured)
-        self._dropped = dict(dropped or {})
-        # By query length (None: relaxed) and LoRA case: sizes, ascending, in requests or in tokens, and their keys.
-        self._rungs = _rungs(self._captured)
-        self._lost = _rungs(self._dropped)
+        self._disabled = config.decode.backend is Backend.DISABLED and config.prefill.backend is Backend.DISABLED
+        self._rungs = _rungs(captured)
+        self._lost = _rungs(dropped or {})
         self._decisions: dict[BatchDescriptor, Decision] = {}
         self._passing: deque[BatchDescriptor] = deque()
 
@@ -115,16 +124,16 @@ class Dispatcher:
     def _decide(self, batch: BatchDescriptor) -> Decision:
         if batch.num_reqs is None:
             raise ValueError(f"{batch} is a key; a live batch says how many requests it has")
-        config = self._config
-        if config.decode.backend is Backend.DISABLED and config.prefill.backend is Backend.DISABLED:
+        if self._disabled:
             return _eager(batch, Reason.DISABLED, "graphs are disabled")
-        if not self._captured and not self._dropped:
+        if not self._rungs and not self._lost:
             return _eager(batch, Reason.NO_SUCH_KEY, "nothing is captured yet; call capture()")
-        case = next((case for case in config.lora_cases if case >= batch.num_loras), None)
-        if case is None:
-            most = config.lora_cases[-1]
-            detail = f"{batch.num_loras} active adapters; the largest captured case has {most}; add one to lora_cases"
-            return _eager(batch, Reason.TOO_MANY_LORAS, detail)
+        cases = self._config.lora_cases
+        place = bisect_left(cases, batch.num_loras)
+        if place == len(cases):
+            told = (batch.num_loras, " active adapters; the largest captured case has ", cases[-1])
+            return _eager(batch, Reason.TOO_MANY_LORAS, *told, "; add one to lora_cases")
+        case = cases[place]
         if batch.query_len is None:
             return self._relaxed(batch, case)
         full = self._full(batch, case)
@@ -132,8 +141,7 @@ class Dispatcher:
             return full
         relaxed = self._relaxed(batch, case)
         if relaxed.mode is not Mode.EAGER:
-            detail = f"{full.detail}; {relaxed.detail}"
-            return Decision(batch, relaxed.mode, relaxed.key, Reason.RELAXED, detail)
+            return Decision(batch, relaxed.mode, relaxed.key, Reason.RELAXED, (*full.parts, "; ", *relaxed.parts))
         # Of the two misses the one to mend: the full key's, unless this kind of batch was never to have one.
         unwanted = full.reason in (Reason.DISABLED, Reason.NO_SUCH_KEY) and relaxed.reason is not Reason.DISABLED
         return relaxed if unwanted else full
@@ -143,14 +151,15 @@ class Dispatcher:
         if self._config.decode.backend is Backend.DISABLED:
             return _eager(batch, Reason.DISABLED, "graphs are disabled for uniform batches")
         if batch.query_len not in self._config.decode.query_lens:
-            detail = f"{batch.query_len} tokens a request; add {batch.query_len} to decode.query_lens to capture it"
-            return _eager(batch, Reason.NO_SUCH_KEY, detail)
+            told = (batch.query_len, " tokens a request; add ", batch.query_len, " to decode.query_lens to capture it")
+            return _eager(batch, Reason.NO_SUCH_KEY, *told)
         rows = batch.num_reqs or 0
-        key = _at_least(self._rungs, (batch.query_len, case), rows)
-        if key is None:
+        rung = _at_least(self._rungs, (batch.query_len, case), rows)
+        if rung is None:
             return self._off(batch, (batch.query_len, case), rows, "requests")
+        key, mode = rung
         reason = Reason.EXACT if key.num_reqs == rows else Reason.PADDED
-        return Decision(batch, self._captured[key], key, reason, f"{rows} → {key.num_reqs}")
+        return Decision(batch, mode, key, reason, (rows, " → ", key.num_reqs))
 
     def _relaxed(self, batch: BatchDescriptor, case: int) -> Decision:
         """By the token count alone."""
@@ -158,89 +167,57 @@ class Dispatcher:
         if prefill.backend is Backend.DISABLED:
             return _eager(batch, Reason.DISABLED, "graphs are disabled for mixed batches")
         if (batch.num_reqs or 0) > self._request_slots:
-            detail = (
-                f"{batch.num_reqs} requests; a prefill graph has {self._request_slots} request slots; "
-                f"raise prefill.max_requests"
-            )
-            return _eager(batch, Reason.TOO_MANY_REQUESTS, detail)
-        key = _at_least(self._rungs, (None, case), tokens)
-        if key is None:
+            told = (batch.num_reqs, " requests; a prefill graph has ", self._request_slots, " request slots")
+            return _eager(batch, Reason.TOO_MANY_REQUESTS, *told, "; raise prefill.max_requests")
+        rung = _at_least(self._rungs, (None, case), tokens)
+        if rung is None:
             return self._off(batch, (None, case), tokens, "tokens")
+        key, mode = rung
         padded = key.num_tokens
         if padded > prefill.pad_factor * tokens and padded > prefill.pad_floor:
-            detail = (
-                f"{tokens} tokens would be padded to {padded}, more than {prefill.pad_factor:g} times; "
-                f"capture a size between them, or raise prefill.pad_factor"
-            )
-            return _eager(batch, Reason.OVER_PADDED, detail)
+            much = (tokens, " tokens would be padded to ", padded, ", more than ", f"{prefill.pad_factor:g}", " times")
+            advice = "; capture a size between them, or raise prefill.pad_factor"
+            return _eager(batch, Reason.OVER_PADDED, *much, advice)
         reason = Reason.EXACT if padded == tokens else Reason.PADDED
-        return Decision(batch, self._captured[key], key, reason, f"{tokens} → {padded} tokens")
+        return Decision(batch, mode, key, reason, (tokens, " → ", padded, " tokens"))
 
     def _off(self, batch: BatchDescriptor, family: _Family, size: int, unit: str) -> Decision:
         """Why no captured size of a family holds `size`."""
         lost = _at_least(self._lost, family, size)
         if lost is not None:
-            size = lost.num_tokens if lost.num_reqs is None else lost.num_reqs
-            return _eager(batch, Reason.SIZE_DROPPED, f"size {size} of {unit} is dropped: {self._dropped[lost]}")
-        sizes = sorted({*self._rungs.get(family, _NONE)[0], *self._lost.get(family, _NONE)[0]})
+            key, why = lost
+            size = key.num_tokens if key.num_reqs is None else key.num_reqs
+            return _eager(batch, Reason.SIZE_DROPPED, "size ", size, " of ", unit, " is dropped: ", why)
+        sizes = [known[family][0][-1] for known in (self._rungs, self._lost) if family in known]
         if not sizes:
             return _eager(batch, Reason.NO_SUCH_KEY, "no size is captured for this kind of batch")
-        detail = f"{size} {unit}; the largest size of the ladder is {sizes[-1]}; capture a size of at least {size}"
-        return _eager(batch, Reason.ABOVE_LADDER, detail)
+        told = (size, " ", unit, "; the largest size of the ladder is ", max(sizes))
+        return _eager(batch, Reason.ABOVE_LADDER, *told, "; capture a size of at least ", size)
 
 
 _Family = tuple[int | None, int]
-_Rungs = dict[_Family, tuple[list[int], list[BatchDescriptor]]]
-_NONE: tuple[list[int], list[BatchDescriptor]] = ([], [])
+"""A query length (None: relaxed) and a LoRA case."""
+
+_Rungs = dict[_Family, tuple[list[int], list[tuple[BatchDescriptor, V]]]]
+"""Sizes, ascending, in requests or in tokens; and for each its key and what is known of that."""
 
 
-def _rungs(keys: Iterable[BatchDescriptor]) -> _Rungs:
-    families: _Rungs = {}
-    for key in sorted(keys, key=lambda key: key.num_tokens):
-        sizes, members = families.setdefault((key.query_len, key.num_loras), ([], []))
+def _rungs(keys: Mapping[BatchDescriptor, V]) -> _Rungs[V]:
+    families: _Rungs[V] = {}
+    for key, value in sorted(keys.items(), key=lambda item: item[0].num_tokens):
+        sizes, rungs = families.setdefault((key.query_len, key.num_loras), ([], []))
         sizes.append(key.num_tokens if key.num_reqs is None else key.num_reqs)
-        members.append(key)
+        rungs.append((key, value))
     return families
 
 
-def _at_least(rungs: _Rungs, family: _Family, size: int) -> BatchDescriptor | None:
-    sizes, keys = rungs.get(family, _NONE)
+def _at_least(rungs: _Rungs[V], family: _Family, size: int) -> tuple[BatchDescriptor, V] | None:
+    if family not in rungs:
+        return None
+    sizes, members = rungs[family]
     place = bisect_left(sizes, size)
-    return keys[place] if place < len(keys) else None
+    return members[place] if place < len(sizes) else None
 
 
-def _eager(batch: BatchDescriptor, reason: Reason, detail: str) -> Decision:
-    return Decision(batch, Mode.EAGER, batch, reason, detail)
-
-
-def cliffs(coverage: Iterable[Decision]) -> list[str]:
-    """Runs of neighbouring batches that fall off their ladder, each as a sentence that says what to change.
-
-    coverage: of one kind of batch, ascending. A uniform batch falls off where it runs eagerly and where it takes the
-    relaxed key although others of its kind have keys of their own.
-    """
-    decisions = list(coverage)
-    own_keys = any(decision.key.is_uniform and decision.mode is not Mode.EAGER for decision in decisions)
-    runs: list[list[Decision]] = []
-    for decision in decisions:
-        fell = decision.mode is Mode.EAGER or (own_keys and decision.reason is Reason.RELAXED)
-        if not fell or decision.reason is Reason.DISABLED:
-            continue
-        last = runs[-1][-1] if runs else None
-        if last is not None and last.reason is decision.reason and _size(last.batch) + 1 == _size(decision.batch):
-            runs[-1].append(decision)
-        else:
-            runs.append([decision])
-    return [_sentence(run[0], run[-1]) for run in runs]
-
-
-def _sentence(first: Decision, last: Decision) -> str:
-    query_len = first.batch.query_len
-    unit = "tokens" if query_len is None else "requests" if query_len == 1 else f"requests of {query_len} tokens"
-    sizes = str(_size(first.batch)) if first is last else f"{_size(first.batch)} to {_size(last.batch)}"
-    how = "run eagerly" if first.mode is Mode.EAGER else "take the relaxed key"
-    return f"batches of {sizes} {unit} {how} ({first.reason}): {last.detail}"
-
-
-def _size(batch: BatchDescriptor) -> int:
-    return batch.num_reqs if batch.query_len is not None and batch.num_reqs is not None else batch.num_tokens
+def _eager(batch: BatchDescriptor, reason: Reason, *parts: object) -> Decision:
+    return Decision(batch, Mode.EAGER, batch, reason, parts)

@@ -11,8 +11,9 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CapturedGraph, CaptureReport, describe
+from stepgraph.runtime.cliffs import cliffs
 from stepgraph.runtime.config import GraphConfig
-from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, cliffs
+from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.outputs import Unit, real_rows
 
