@@ -75,11 +75,15 @@ def print_run(report: Mapping[str, Any]) -> None:
     table.add_row("reasons", _counts(report["reasons"]))
     routes = sorted(report["routes"], key=lambda route: -route["steps"])
     for route in sorted(routes[:MAX_ROUTES], key=lambda route: (route["kind"] == "mixed", -route["real"])):
-        unit = " tokens" if route["kind"] == "mixed" else ""
-        table.add_row(f"{route['real']} → {route['padded']}{unit}", _route(route))
+        unit = "tokens" if route["kind"] == "mixed" else "rows"
+        table.add_row(f"{route['real']} → {route['padded']} {unit}", _route(route))
     if len(routes) > MAX_ROUTES:
         rest = sum(route["steps"] for route in routes[MAX_ROUTES:])
         table.add_row("other sizes", f"{rest} steps at {len(routes) - MAX_ROUTES} sizes (--json lists them)")
+    for cost in report["breaks"]:
+        if cost["calls"]:
+            each = f"{cost['calls']} calls, {cost['host_us_per_call']:.0f} µs each on the host"
+            table.add_row("break", escape(f"{cost['name']}, eager between graphs: {each}"))
     table.add_row("load", f"{seconds['load']:.2f} s ({report['model']}, {report['dtype']} on {report['device']})")
     captured = {"requests": report["captured_sizes"], "tokens": report["captured_tokens"]}
     sizes = [f"{', '.join(map(str, some))} {unit}" for unit, some in captured.items() if some]
@@ -101,7 +105,8 @@ def print_run(report: Mapping[str, Any]) -> None:
 def _route(route: Mapping[str, Any]) -> str:
     steps, padding = route["steps"], route["padded"] - route["real"]
     unit = "token" if route["kind"] == "mixed" else "row"
-    padded = f", {padding} padded {unit}{'' if padding == 1 else 's'} each" if padding else ""
+    each = " each" if steps > 1 else ""
+    padded = f", {padding} padded {unit}{'' if padding == 1 else 's'}{each}" if padding else ""
     return f"{steps} {'step' if steps == 1 else 'steps'}{padded} ({route['mode']}, {route['reason']})"
 
 
