@@ -92,6 +92,7 @@ class EngineCore:
         self.runner.watch(vars(model), "model")
         for index, layer in enumerate(model.layers):
             self.runner.watch(vars(layer), f"model.layers.{index}")
+        self.runner.watch(attention.tensors(), "attention")
         self._rows_staged = 0  # of a step without prefill
 
     @torch.inference_mode()
