@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
-from stepgraph.runtime.errors import CaptureError, InputError, ReplayError
+from stepgraph.runtime.errors import CaptureError, InputError
 
 
 def named_outputs(result: Any) -> dict[str, torch.Tensor]:
@@ -122,41 +122,18 @@ def real_rows(
     return {name: value[: real[units[name]]] if units[name] in real else value for name, value in outputs.items()}
 
 
-class StepCount:
-    """Steps of a runner so far, which decide how long an output is its caller's."""
-
-    def __init__(self) -> None:
-        self.done = 0
-
-    def lease(self) -> Callable[[], str | None]:
-        """For the output of the step that is done last: says which step has overwritten it, if any."""
-        made_at = self.done
-
-        def expired() -> str | None:
-            if self.done == made_at:
-                return None
-            return f"step {made_at} made it and step {made_at + 1} has run since"
-
-        return expired
-
-
 class StepOutput:
     """One step's outputs, by name as attributes, and how the step ran.
 
-    The tensors are borrowed: they hold this step's values until the runner's next step. `clone()` keeps them.
-
-    Raises:
-        ReplayError: in debug mode, when a tensor is asked for after a later step overwrote it.
+    The tensors are borrowed: they hold this step's values until the runner's next step. `clone()` keeps them. In debug
+    mode a tensor, or a view of it, that is used after a later step overwrote it raises ReplayError.
     """
 
-    __slots__ = ("_expired", "_tensors", "decision")
+    __slots__ = ("decision", "tensors")
 
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], decision: Decision, expired: Callable[[], str | None] | None = None
-    ) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, torch.Tensor], decision: Decision) -> None:
+        self.tensors = tensors
         self.decision = decision
-        self._expired = expired
 
     @property
     def mode(self) -> Mode:
@@ -173,12 +150,6 @@ class StepOutput:
     @property
     def reason(self) -> Reason:
         return self.decision.reason
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        if self._expired is not None and (overwritten := self._expired()) is not None:
-            raise ReplayError(f"output read too late: {overwritten}; clone() it before the next step")
-        return self._tensors
 
     def __getattr__(self, name: str) -> torch.Tensor:
         if name.startswith("__") or name in StepOutput.__slots__:  # a copy in the making asks before there is any

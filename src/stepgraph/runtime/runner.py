@@ -18,9 +18,10 @@ from stepgraph.runtime.config import Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
 from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.graphs import BreakTotal, Graphs
+from stepgraph.runtime.leases import Leases
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.nodes import GraphNode
-from stepgraph.runtime.outputs import StepCount, StepOutput, named_outputs
+from stepgraph.runtime.outputs import StepOutput, named_outputs
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import record_keys, require_fit
 from stepgraph.runtime.stats import Stats
@@ -81,7 +82,7 @@ class GraphRunner:
         self._request_slots = config.prefill.max_requests
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._live = LiveBatches(buffers)
-        self._steps = StepCount()
+        self._leases = None if config.debug is Debug.OFF else Leases(buffers.slab)
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
         self._audit = AddressAudit()
         self._check: Callable[[], None] | None = None  # before each replay, once something is watched
@@ -154,10 +155,13 @@ class GraphRunner:
             if replays and self._check is not None:
                 self._check()
             self.buffers.stage(batch, decision.key, inputs, self._request_slots)
+            if self._leases is not None:
+                self._leases.step(replays=replays)
             tensors = self._graphs.replay(decision) if replays else self._run_eager(decision)
             self.stats.record(decision)
-            self._steps.done += 1
-            return StepOutput(tensors, decision, None if self.config.debug is Debug.OFF else self._steps.lease())
+            if self._leases is not None:
+                tensors = self._leases.lend(tensors, replayed=replays)
+            return StepOutput(tensors, decision)
         finally:
             self.pool.leave()
 
@@ -217,6 +221,8 @@ class GraphRunner:
         platform, slots = self.pool.platform, self._request_slots
         subject = Subject(self._run, self._graphs, self.buffers, platform, slots, self.state, self._audit.sweep)
         with self.pool.alone(), torch.no_grad():
+            if self._leases is not None:
+                self._leases.verified()
             return verify(subject, make_inputs, seed, batches_per_key, Tolerance(rtol, atol))
 
     def release(self) -> None:
