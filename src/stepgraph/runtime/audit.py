@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -149,6 +150,14 @@ class AddressAudit:
                     places += [(module._modules, key, child, int, 0) for key, child in module._modules.items()]
         step = _PLACES_PER_GLANCE
         self._turns = cycle([tuple(places[at : at + step]) for at in range(0, len(places), step)] or [()])
+
+
+def module_of(step: Callable[..., Any]) -> torch.nn.Module | None:
+    """The module that a step is, or is a method of, also where some of its arguments are given already."""
+    while isinstance(step, partial):
+        step = step.func
+    owner = getattr(step, "__self__", step)
+    return owner if isinstance(owner, torch.nn.Module) else None
 
 
 def _tensors(watched: _Watched) -> Iterator[tuple[str, Mapping[str, object], str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stepgraph.runtime.audit import AddressAudit, Watchable
+from stepgraph.runtime.audit import AddressAudit, Watchable, module_of
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
@@ -41,7 +41,7 @@ class GraphRunner:
     step: called as `step(**views)` with each slot's leading rows; returns a tensor, a mapping or a named tuple of
         tensors. Once captured it is not called again, except for batches that no graph covers. What it changes
         outside its buffers it must also change on the device. With `lora_cases` other than (0,) it is also given
-        `num_loras`.
+        `num_loras`. Where it is a module or a method of one, that is watched: see `watch`.
     buffers: the step's inputs and its persistent state.
     config: backend and ladder of each phase.
     state: what the step changes outside its buffers, by name (a KV cache); `verify` saves and compares it.
@@ -86,6 +86,8 @@ class GraphRunner:
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
         self._audit = AddressAudit()
         self._check: Callable[[], None] | None = None  # before each replay, once something is watched
+        if (module := module_of(step)) is not None:
+            self.watch(module)
         if state is not None:
             self.watch(state, "state")
 
