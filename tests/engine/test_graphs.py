@@ -24,10 +24,10 @@ SHAPE = AttentionShape(CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, B
 SIZES = {"max_num_seqs": 16, "max_model_len": 256, "num_blocks": 100, "chunk_tokens": 64}
 
 
-def engine(graphs, support: AttentionCGSupport, **options) -> EngineCore:
-    """An engine whose attention says that it has `support`."""
+def engine(graphs, support: AttentionCGSupport, max_query_len: int | None = None, **options) -> EngineCore:
+    """An engine whose attention says that it has `support`, and a bound."""
     attention = ReferenceAttention(SHAPE, torch.device("cpu"))
-    attention.support = support
+    attention.support, attention.max_query_len = support, max_query_len
     return EngineCore(tiny_model(), attention, graphs, **SIZES, **options)
 
 
@@ -86,6 +86,14 @@ def test_what_attention_cannot_do_is_changed_with_a_warning(caplog) -> None:
     got = run_all(core, [request(0, [5, 6, 7], 6)])
     assert got == run_all(tiny_engine(graphs="disabled"), [request(0, [5, 6, 7], 6)])
     assert core.runner.stats.by_mode() == {"BREAKABLE": 1, "FULL": 5}
+
+
+def test_attention_with_a_bound_of_new_tokens_is_given_no_longer_prompts() -> None:
+    bounded, asked = engine(tiny_graphs("full"), AttentionCGSupport.ALWAYS, 8), tiny_graphs("full")
+    (change,) = bounded.resolution.changes
+    assert change.rule == "full-prefill-query-bound" and "reference replays at most 8 tokens" in change.reason
+    assert bounded.resolution.config.prefill.backend is Backend.BREAKABLE
+    assert engine(asked, AttentionCGSupport.ALWAYS, bounded.buffers.max_tokens).resolution.config == asked
 
 
 def test_strict_refuses_a_downgrade_and_names_the_backend() -> None:

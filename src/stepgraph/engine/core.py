@@ -70,7 +70,7 @@ class EngineCore:
         step_tokens = most_tokens(chunk_tokens, max_num_seqs)
         rows = largest_batch(graphs, max_num_seqs)
         tokens = max(rows, step_tokens)
-        group = AttentionGroup(attention.name, attention.support)
+        group = AttentionGroup(attention.name, attention.support, attention.max_query_len)
         self.resolution = resolve(graphs, [group], max_requests=rows, max_tokens=tokens, strict=strict)
         for change in self.resolution.changes:
             if change.severity is Severity.WARNING:

@@ -77,6 +77,11 @@ class AttentionBackend(Protocol):
         """What may be captured on the device that the backend was made for."""
 
     @property
+    def max_query_len(self) -> int | None:
+        """The most new tokens of a request that a recording of it replays right; None: any number. A configuration
+        that needs more takes a lesser mode."""
+
+    @property
     def device_types(self) -> tuple[str, ...]:
         """The torch device types it runs on."""
 

@@ -22,6 +22,7 @@ class ReferenceAttention:
     """The torch reference. A GPU cannot capture it, since it reads lengths on the host; a tape can."""
 
     name = "reference"
+    max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cpu", "cuda")
     pad_seq_len = 0
 

@@ -25,6 +25,7 @@ class TritonAttention:
     name = "triton"
     # Prefill too is launched by the numbers of tokens and requests alone: how they are shared is read on the device.
     support = AttentionCGSupport.ALWAYS
+    max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cuda",)
     pad_seq_len = 0
 
