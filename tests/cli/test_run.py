@@ -73,7 +73,7 @@ def test_thirteen_prompts_run_padded_to_sixteen(demo_model: Path, capsys: pytest
 def test_what_breaks_cost_is_told(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FRANCE, "--max-tokens", "2", "--device", "cpu", "--graphs", "breakable") == 0
     text = capsys.readouterr().out
-    assert re.search(rf"^break +attention, eager between graphs: {2 * LAYERS} calls, \d+ µs each", text, re.MULTILINE)
+    assert re.search(rf"^break +attention: {2 * LAYERS} calls between graphs, \d+ µs", text, re.MULTILINE)
     assert call(FRANCE, "--max-tokens", "2", "--device", "cpu") == 0
     assert "break " not in capsys.readouterr().out
 
@@ -82,7 +82,7 @@ def test_one_prompt_is_streamed_and_answered(demo_model: Path, capsys: pytest.Ca
     assert call(FRANCE, "--device", "cpu") == 0
     text = capsys.readouterr().out
     assert text.startswith("The capital of France is Paris.\n")
-    assert "1 → 1" in text and "tokens/s" in text
+    assert "1 → 1 rows" in text and "1 request: all have graphs" in text and "tokens/s" in text
 
 
 def test_json_accounts_for_every_token(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

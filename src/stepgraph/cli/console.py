@@ -82,15 +82,16 @@ def print_run(report: Mapping[str, Any]) -> None:
         table.add_row("other sizes", f"{rest} steps at {len(routes) - MAX_ROUTES} sizes (--json lists them)")
     for cost in report["breaks"]:
         if cost["calls"]:
-            each = f"{cost['calls']} calls, {cost['host_us_per_call']:.0f} µs each on the host"
-            table.add_row("break", escape(f"{cost['name']}, eager between graphs: {each}"))
+            each = f"{cost['host_us_per_call']:.0f} µs of the host each"
+            table.add_row("break", escape(f"{cost['name']}: {cost['calls']} calls between graphs, {each}"))
     table.add_row("load", f"{seconds['load']:.2f} s ({report['model']}, {report['dtype']} on {report['device']})")
     captured = {"requests": report["captured_sizes"], "tokens": report["captured_tokens"]}
-    sizes = [f"{', '.join(map(str, some))} {unit}" for unit, some in captured.items() if some]
+    sizes = [f"{', '.join(map(str, some))} {_unit(unit, some[-1])}" for unit, some in captured.items() if some]
     table.add_row("capture", f"{seconds['capture']:.2f} s ({'; '.join(sizes) or 'no graphs'})")
     for unit, coverage in (("requests", report["coverage"]), ("tokens", report["coverage_mixed"])):
         if captured[unit]:
-            table.add_row("coverage", f"1 to {len(coverage)} {unit}: {_covered(coverage)}")
+            sizes_asked = f"1 to {len(coverage)}" if len(coverage) > 1 else "1"
+            table.add_row("coverage", f"{sizes_asked} {_unit(unit, len(coverage))}: {_covered(coverage)}")
     for change in report["changes"]:
         table.add_row(
             "changed", escape(f"{change['where']}: {change['before']} → {change['after']}, {change['reason']}")
@@ -110,9 +111,13 @@ def _route(route: Mapping[str, Any]) -> str:
     return f"{steps} {'step' if steps == 1 else 'steps'}{padded} ({route['mode']}, {route['reason']})"
 
 
+def _unit(plural: str, most: int) -> str:
+    return plural.removesuffix("s") if most == 1 else plural
+
+
 def _covered(coverage: Sequence[int | None]) -> str:
     eager = sum(rung is None for rung in coverage)
-    return f"{eager} of them run eagerly" if eager else "each has a graph"
+    return f"{eager} of {len(coverage)} run eagerly" if eager else "all have graphs"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
