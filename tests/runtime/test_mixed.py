@@ -22,7 +22,10 @@ from stepgraph.runtime import (
     Reason,
     Slot,
     StaticBuffers,
+    StepOutput,
+    graph_break,
 )
+from stepgraph.runtime.graphs import BreakTotal
 
 DECODE, TOKENS = Ladder.explicit([2, 4, 8]), Ladder.explicit([2, 4, 8, 32])
 
@@ -76,12 +79,23 @@ def test_the_walk(device) -> None:
     ladders = {"ladder": Ladder.explicit([8, 16]), "prefill_ladder": Ladder.explicit([16, 32])}
     runner = GraphRunner(sums, buffers, GraphConfig.preset("FULL_AND_PIECEWISE", **ladders))
     runner.capture()
-    out = runner(ids=range(13), query_lens=[1] * 13)
+    own = StaticBuffers(max_requests=16, max_tokens=32, slots=slots, device=device)
+    eager = GraphRunner(sums, own, GraphConfig.preset("NONE"))
+
+    def step(**call) -> StepOutput:
+        out, expected = runner(**call), eager(**call)
+        assert expected.mode is Mode.EAGER
+        for name in ("total", "sums", "looked_up"):
+            assert torch.equal(getattr(out, name), getattr(expected, name))
+        return out
+
+    out = step(ids=range(13), query_lens=[1] * 13)
     assert (out.mode, out.real, out.padded, out.reason) == (Mode.FULL, 13, 16, Reason.PADDED)
-    out = runner(ids=range(14), query_lens=[2] + [1] * 12, num_tokens=14)
+    out = step(ids=range(14), query_lens=[2] + [1] * 12, num_tokens=14)
     assert (out.mode, out.real, out.padded, out.reason) == (Mode.BREAKABLE, 14, 16, Reason.PADDED)
     assert out.decision.key == BatchDescriptor.relaxed(16) and out.sums.shape == (13,)
     assert runner.graph(BatchDescriptor.relaxed(16)).recording.breaks
+    assert step(ids=range(20, 33), query_lens=[1] * 13).mode is Mode.FULL
 
 
 def test_views_follow_the_key() -> None:
@@ -171,6 +185,28 @@ def test_a_graph_is_found_by_key_or_batch() -> None:
     assert runner.graph(BatchDescriptor.mixed(7, 2)).key == BatchDescriptor.relaxed(8)
     assert runner.graph(BatchDescriptor.relaxed(8)).key == BatchDescriptor.relaxed(8)
     assert any("searchsorted" in node.name for node in runner.graph_nodes(BatchDescriptor.mixed(7, 2)))
+
+
+def test_what_breaks_cost_is_added_up_by_name(device) -> None:
+    first = graph_break(lambda ids: ids * 2, name="first")
+    second = graph_break(lambda ids: ids + 1, name="second")
+    buffers = StaticBuffers(max_requests=8, max_tokens=32, slots=SLOTS[:1], device=device)
+    runner = GraphRunner(lambda ids: second(first(ids) + first(ids)), buffers, config("PIECEWISE", query_lens=(1,)))
+    runner.capture()
+    assert runner.break_costs() == {"first": BreakTotal(0, 0.0), "second": BreakTotal(0, 0.0)}
+    seconds = {"first": 0.0, "second": 0.0}
+    batches = [(1, None), (8, None), (1, 2), (3, 7), (1, 32), (1, 32)]  # of five keys
+    for steps, (requests, tokens) in enumerate(batches, start=1):
+        assert runner(ids=[3] * (tokens or requests), num_requests=requests, num_tokens=tokens).mode is Mode.BREAKABLE
+        costs = runner.break_costs()
+        assert (costs["first"].calls, costs["second"].calls) == (2 * steps, steps)
+        assert all(cost.host_seconds > seconds[name] for name, cost in costs.items())
+        seconds = {name: cost.host_seconds for name, cost in costs.items()}
+    assert max(seconds.values()) < 60
+    runner.graph(2).recording.measure(2)
+    assert runner.break_costs() == costs
+    runner.release()
+    assert runner.break_costs() == {}
 
 
 def test_coverage_of_both_phases() -> None:

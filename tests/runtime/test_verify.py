@@ -245,13 +245,13 @@ def test_a_hidden_fresh_output_of_a_break(device) -> None:
 
 
 @pytest.mark.parametrize("drawn", ["python", "torch"])
-def test_random_numbers_that_do_not_advance(drawn: str) -> None:
+def test_random_numbers_that_do_not_advance(device, drawn: str) -> None:
     """A value that is drawn at the capture and baked in."""
 
     def draw_scale() -> float:
         return random.random() if drawn == "python" else float(torch.initial_seed() % 97)
 
-    runner = runner_of(lambda x: x * draw_scale())
+    runner = runner_of(lambda x: x * draw_scale(), device=device)
     fault = only_fault(runner.verify(), FaultKind.RANDOM)
     assert fault.startswith("RNG does not advance")
     assert "first operator that differs: aten.mul.Tensor" in fault and "x * draw_scale()" in fault
