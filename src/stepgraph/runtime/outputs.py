@@ -42,7 +42,7 @@ class SharedOutputs:
     A result that already lies in the step's own persistent buffers is left there: it costs no copy.
 
     What an output's rows count is learned from the keys: at a key where tokens and request rows are the same number
-    both fit, and the next key that tells them apart decides. An output that fits rows and a fixed size has rows.
+    both fit, and the next key that tells them apart decides. So it is with a fixed size that happens to be a count.
 
     persistent: the slab. max_tokens, max_requests: rows at the largest keys.
     """
@@ -64,13 +64,25 @@ class SharedOutputs:
         """Whether some output may count tokens as well as requests."""
         return any(Unit.TOKEN in units and Unit.REQUEST in units for units in self._units.values())
 
+    @property
+    def maybe_fixed(self) -> bool:
+        """Whether some output may have a fixed size as well as rows. Of a single row nothing can be cut."""
+        return any(
+            len(units) > 1 and Unit.NEITHER in units and self._fixed[name] > 1 for name, units in self._units.items()
+        )
+
     def learn(self, result: Any, tokens: int, requests: int) -> dict[str, torch.Tensor]:
         """Take down what the rows of a result count, at a size of so many tokens and request rows.
 
         Raises:
-            CaptureError: an output whose rows fit no reading that fitted before.
+            CaptureError: an output whose rows fit no reading that fitted before, or outputs of other names.
         """
         named = named_outputs(result)
+        if self._units and named.keys() != self._units.keys():
+            raise CaptureError(
+                f"outputs {', '.join(named)} at {tokens} tokens and {requests} request rows, and "
+                f"{', '.join(self._units)} before; a step returns the same names at every size"
+            )
         for name, value in named.items():
             rows = value.shape[0] if value.dim() else None
             counts = {Unit.TOKEN: tokens, Unit.REQUEST: requests, Unit.NEITHER: self._fixed.get(name, rows)}
@@ -91,7 +103,7 @@ class SharedOutputs:
         tokens, requests: rows of this key.
 
         Raises:
-            CaptureError: an output whose dtype or row shape differs between sizes.
+            CaptureError: outputs whose names, dtypes or row shapes differ between sizes.
         """
         lent: dict[str, torch.Tensor] = {}
         for name, value in self.learn(result, tokens, requests).items():

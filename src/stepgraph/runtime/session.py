@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.outputs import SharedOutputs, Unit
 from stepgraph.runtime.pool import GraphPool
+
+_log = logging.getLogger(__name__)
 
 
 def record_keys(
@@ -44,13 +47,36 @@ def record_keys(
     buffers.reset()
     try:
         report = capture_graphs(pool, keys, step, warmups=config.warmups, debug=config.debug, progress=progress)
-        if outputs.undecided and buffers.max_tokens > 1 and any(key.is_relaxed for key in report.graphs):
-            probe = BatchDescriptor.mixed(2, 1)  # tells tokens and requests apart, which no key did
-            outputs.learn(pool.platform.warm_up(lambda: run(probe)), tokens=2, requests=1)
+        for probe in _probes(report, buffers):
+            if outputs.maybe_fixed or (outputs.undecided and not probe.is_uniform):
+                _learn_from(probe, outputs, pool, run)
     finally:
         buffers.reset()
     buffers.platform.synchronize()  # the first call may come on any stream
     return report, outputs.units
+
+
+def _probes(report: CaptureReport, buffers: StaticBuffers) -> list[BatchDescriptor]:
+    """Batches that tell apart what the keys may not have told: tokens, requests, and a size that is always the same."""
+    if any(key.is_relaxed for key in report.graphs):
+        return [BatchDescriptor.mixed(tokens, 1) for tokens in (2, 1) if tokens <= buffers.max_tokens]
+    key = next(iter(report.graphs))
+    return [BatchDescriptor.decode(1, key.query_len or 1, key.num_loras)]
+
+
+def _learn_from(
+    probe: BatchDescriptor, outputs: SharedOutputs, pool: GraphPool, run: Callable[[BatchDescriptor], Any]
+) -> None:
+    try:
+        outputs.learn(pool.platform.warm_up(lambda: run(probe)), probe.num_tokens, 1)
+    except Exception as error:
+        if not probe.is_uniform:
+            raise
+        _log.warning(  # it serves larger batches, so it need not run at one request
+            "the step does not run at one request (%s), so a size that is always the same and one row a request are "
+            "not told apart: outputs that fit both are cut to the real requests",
+            error,
+        )
 
 
 def require_fit(config: GraphConfig, buffers: StaticBuffers) -> None:
