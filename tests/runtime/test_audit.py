@@ -295,6 +295,22 @@ def test_a_mapping_that_loses_its_tensor(device, move) -> None:
     audit.glance()
 
 
+@pytest.mark.parametrize("target", [None, torch.ones(2), [torch.ones(2)]])
+def test_what_cannot_be_watched(target) -> None:
+    with pytest.raises(ConfigError, match=f"watch: .* is watched, not {type(target).__name__}"):
+        audit_of(target)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [({"a": [1]}, "state a: a tensor is needed, not list"), (torch.ones(2), "state: a mapping .*, not Tensor")],
+)
+def test_a_state_is_made_of_tensors(state, says: str) -> None:
+    buffers = StaticBuffers(max_requests=1, slots=[Slot("x", torch.float32, "request", PaddingPolicy.ZERO)])
+    with pytest.raises(ConfigError, match=says):
+        GraphRunner(lambda x: x, buffers, GraphConfig(), state=state)
+
+
 def test_a_mapping_and_a_module_share_no_name() -> None:
     audit = audit_of({})
     with pytest.raises(ConfigError, match="another module or mapping is watched as 't0'"):

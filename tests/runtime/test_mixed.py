@@ -3,6 +3,7 @@
 import logging
 import random
 
+import numpy as np
 import pytest
 import torch
 from runtime.sums import MAX_REQUESTS, MAX_TOKENS, SLOTS, sums_runner
@@ -225,11 +226,30 @@ def test_coverage_of_both_phases() -> None:
         ({"num_requests": 2, "num_tokens": 1}, "1 tokens of 2 requests; each has at least one"),
         ({"num_requests": 8, "query_len": 5}, "40 tokens of 8 requests"),
         ({"num_requests": 2, "query_len": 2, "num_tokens": 4}, "uniform or it is not"),
+        ({"num_requests": 2, "query_len": 2.0}, "2.0 is not a whole number"),
+        ({"num_requests": 2.0}, "2.0 is not a whole number"),
+        ({"num_requests": "2"}, "'2' is not a whole number"),
+        ({"num_requests": True}, "True is not a whole number"),
+        ({"num_requests": 2, "num_tokens": 3.0}, "3.0 is not a whole number"),
+        ({"num_requests": 2, "num_loras": 0.5}, "0.5 is not a whole number"),
+        ({"num_requests": 2, "num_loras": -1}, "-1 adapters"),
+        ({"num_requests": 2, "query_len": 0}, "0 tokens of 2 requests"),
     ],
 )
 def test_batches_that_are_none(call: dict, match: str) -> None:
     with pytest.raises(InputError, match=match):
         sums_runner(config("NONE"))(**call)
+
+
+def test_numbers_may_be_numpys() -> None:
+    out = sums_runner(config("FULL"))(num_requests=np.int64(2), num_tokens=np.int32(5))
+    assert out.decision.batch == BatchDescriptor.mixed(5, 2) and type(out.real) is int
+
+
+@pytest.mark.parametrize("query_len", [0, -1])
+def test_coverage_of_no_tokens(query_len: int) -> None:
+    with pytest.raises(InputError, match=f"query_len {query_len}: a request brings at least one token"):
+        sums_runner(config("NONE")).coverage(query_len)
 
 
 def test_what_does_not_fit_is_refused_before_the_capture() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stepgraph.runtime.audit import AddressAudit, Watchable, module_of
+from stepgraph.runtime.audit import AddressAudit, Watchable, module_of, require_tensors
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
@@ -58,7 +58,8 @@ class GraphRunner:
     whole contract is in docs/design.md, "Threads and streams".
 
     Raises:
-        ConfigError: a ladder that does not fit the buffers, or a slot that is called like an argument of a call.
+        ConfigError: a ladder that does not fit the buffers, a slot that is called like an argument of a call, or a
+            state that is not made of tensors.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class GraphRunner:
         if (module := module_of(step)) is not None:
             self.watch(module)
         if state is not None:
+            require_tensors(state)
             self.watch(state, "state")
 
     def capture(self, progress: Progress | None = None) -> CaptureReport:
@@ -115,7 +117,7 @@ class GraphRunner:
         straight after. name: goes before the tensors' dotted names.
 
         Raises:
-            ConfigError: another module or mapping is watched under this name.
+            ConfigError: another module or mapping is watched under this name, or it is nothing that can be watched.
         """
         self._audit.watch(target, name, captured=bool(self._graphs))
         self._check = self._audit.glance if self.config.debug is Debug.OFF else self._audit.sweep
@@ -168,7 +170,11 @@ class GraphRunner:
             self.pool.leave()
 
     def coverage(self, query_len: int = 1) -> list[Decision]:
-        """The route of every uniform batch from 1 to what the buffers hold, known before the first request."""
+        """The route of every uniform batch from 1 to what the buffers hold, known before the first request.
+
+        Raises:
+            InputError: a query length below 1.
+        """
         return self._graphs.coverage(query_len)
 
     def coverage_mixed(self) -> list[Decision]:
@@ -218,6 +224,8 @@ class GraphRunner:
 
         Raises:
             CaptureError: nothing is captured.
+            ConfigError: a tolerance that is negative or no number.
+            InputError: `make_inputs` gives what does not fit the batch.
             ReplayError: another thread is in a step.
         """
         platform, slots = self.pool.platform, self._request_slots
