@@ -80,7 +80,7 @@ def main() -> int:
             "commit": commit(),
             "columns": ["graphs", "identical", "steps", "with prefill", "modes", "reasons", "capture s"],
             "rows": rows,
-            "routes": routes,
+            "samples": routes,
         }
     )
     return 1 if failed else 0

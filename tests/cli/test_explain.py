@@ -242,6 +242,7 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(EXAMPLE), "--json", "--picture", str(picture)) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert call(str(EXAMPLE), "--picture", str(tmp_path / "no such folder" / "padding.png")) == 2
+    assert "picture: " in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_drawn(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

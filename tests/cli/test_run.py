@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from stepgraph.cli.run import RunOptions, gather_prompts
 from stepgraph.engine.errors import RequestError
 
 PROMPTS = Path(__file__).resolve().parents[2] / "examples" / "prompts.txt"
+LAYERS = 30  # of the demo model
 FRANCE = "What is the capital of France?"
 
 
@@ -68,11 +70,19 @@ def test_thirteen_prompts_run_padded_to_sixteen(demo_model: Path, capsys: pytest
     assert "13 → 16" in text and "3 padded rows each (FULL, padded)" in text
 
 
+def test_what_breaks_cost_is_told(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FRANCE, "--max-tokens", "2", "--device", "cpu", "--graphs", "breakable") == 0
+    text = capsys.readouterr().out
+    assert re.search(rf"^break +attention: {2 * LAYERS} calls between graphs, \d+ µs", text, re.MULTILINE)
+    assert call(FRANCE, "--max-tokens", "2", "--device", "cpu") == 0
+    assert "break " not in capsys.readouterr().out
+
+
 def test_one_prompt_is_streamed_and_answered(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FRANCE, "--device", "cpu") == 0
     text = capsys.readouterr().out
     assert text.startswith("The capital of France is Paris.\n")
-    assert "1 → 1" in text and "tokens/s" in text
+    assert "1 → 1 rows" in text and "1 request: all have graphs" in text and "tokens/s" in text
 
 
 def test_json_accounts_for_every_token(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +114,11 @@ def test_graphs_change_no_token(demo_model: Path, capsys: pytest.CaptureFixture[
     assert replayed["modes"] == {"FULL": replayed["steps"]}
     assert broken["modes"] == {"BREAKABLE": broken["steps"]}
     assert set(phases["modes"]) == {"FULL", "BREAKABLE"}
+    assert eager["breaks"] == replayed["breaks"] == []
+    for report in (broken, phases):
+        (attention,) = report["breaks"]
+        assert attention["name"] == "attention" and attention["host_us_per_call"] > 0
+        assert attention["calls"] == LAYERS * report["modes"]["BREAKABLE"]
     for report in (replayed, broken, phases):
         assert [r["token_ids"] for r in report["results"]] == [r["token_ids"] for r in eager["results"]]
 

@@ -52,4 +52,4 @@ def test_a_wrong_replay_is_exit_1(
 def test_without_graphs_there_is_nothing_to_verify(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--model", checkpoint, "--device", "cpu", "--graphs", "disabled") == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and "nothing to verify" in err
+    assert out == "" and err.startswith("error: ") and "--graphs disabled captures nothing" in err

@@ -31,6 +31,36 @@ def test_chunked_prefill_gives_the_same_tokens(device) -> None:
     assert run_all(small, requests_for(texts)) == run_all(large, requests_for(texts))
 
 
+def test_a_step_that_failed_is_told_everything_again(device) -> None:
+    """A request takes another's row, and the step that is to know it fails before, or in, the graph."""
+
+    def serve(fail_at: int | None) -> list[list[int]]:
+        core = tiny_engine(device)
+        texts = prompts(random.Random(5), 3)
+        ours = [request(i, text, 3 if i == 0 else 12, i, temperature=0.3 + i) for i, text in enumerate(texts)]
+        for one in ours:
+            core.scheduler.add(one)
+        runner, steps = core.runner, 0
+        while core.scheduler.has_work:
+            steps += 1
+            if steps == fail_at:
+
+                def refuse(**inputs: object) -> None:
+                    raise ReplayError("moved")
+
+                core.runner = refuse  # type: ignore[assignment]
+                with pytest.raises(ReplayError):
+                    core.step()
+                core.runner = runner
+            for one, _ in core.step():
+                finish(core, one)
+        return [one.output for one in ours]
+
+    right = serve(None)
+    for step in range(1, 8):
+        assert serve(step) == right
+
+
 def test_preempted_requests_end_with_the_same_tokens(device) -> None:
     texts = prompts(random.Random(2), 20, longest=60)
     tight, roomy = tiny_engine(device, num_blocks=16), tiny_engine(device)

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from engine.tiny import CONFIG, request, run_all, tiny_engine, tiny_graphs, tiny_model
 
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.graphs import graph_config
 from stepgraph.engine.kv_blocks import BLOCK_SIZE
-from stepgraph.ops.attention import AttentionShape, get_backend
-from stepgraph.runtime import Backend, ConfigError, DecodePhase, GraphConfig, Ladder, PrefillPhase
+from stepgraph.ops.attention import AttentionShape
+from stepgraph.ops.attention.contract import LiveTensors
+from stepgraph.ops.attention.reference import ReferenceAttention
+from stepgraph.runtime import Backend, ConfigError, DecodePhase, GraphConfig, Ladder, PrefillPhase, ReplayError
 from stepgraph.runtime.support import AttentionCGSupport
 
+SHAPE = AttentionShape(CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE)
+SIZES = {"max_num_seqs": 16, "max_model_len": 256, "num_blocks": 100, "chunk_tokens": 64}
 
-def engine(graphs, support: AttentionCGSupport, **options) -> EngineCore:
-    """An engine whose attention says that it has `support`."""
-    attention = get_backend(
-        "reference", "cpu", AttentionShape(CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE)
-    )
-    attention.support = support
-    return EngineCore(
-        tiny_model(), attention, graphs, max_num_seqs=16, max_model_len=256, num_blocks=100, chunk_tokens=64, **options
-    )
+
+def engine(graphs, support: AttentionCGSupport, max_query_len: int | None = None, **options) -> EngineCore:
+    """An engine whose attention says that it has `support`, and a bound."""
+    attention = ReferenceAttention(SHAPE, torch.device("cpu"))
+    attention.support, attention.max_query_len = support, max_query_len
+    return EngineCore(tiny_model(), attention, graphs, **SIZES, **options)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,14 @@ def test_what_attention_cannot_do_is_changed_with_a_warning(caplog) -> None:
     assert core.runner.stats.by_mode() == {"BREAKABLE": 1, "FULL": 5}
 
 
+def test_attention_with_a_bound_of_new_tokens_is_given_no_longer_prompts() -> None:
+    bounded, asked = engine(tiny_graphs("full"), AttentionCGSupport.ALWAYS, 8), tiny_graphs("full")
+    (change,) = bounded.resolution.changes
+    assert change.rule == "full-prefill-query-bound" and "reference replays at most 8 tokens" in change.reason
+    assert bounded.resolution.config.prefill.backend is Backend.BREAKABLE
+    assert engine(asked, AttentionCGSupport.ALWAYS, bounded.buffers.max_tokens).resolution.config == asked
+
+
 def test_strict_refuses_a_downgrade_and_names_the_backend() -> None:
     with pytest.raises(ConfigError, match="reference.*BREAKABLE"):
         engine(tiny_graphs("full"), AttentionCGSupport.UNIFORM_BATCH, strict=True)
@@ -97,6 +109,41 @@ def test_full_graphs_over_attention_that_cannot_be_captured_are_refused() -> Non
     core.capture()
     got = run_all(core, [request(0, [5, 6, 7], 6)])
     assert got == run_all(tiny_engine(graphs="disabled"), [request(0, [5, 6, 7], 6)])
+
+
+class WithWorkspace(ReferenceAttention):
+    """A backend whose kernels would use memory of its own."""
+
+    def __init__(self, shape: AttentionShape, device: torch.device) -> None:
+        super().__init__(shape, device)
+        self.workspace = SimpleNamespace(parts=torch.zeros(4), arrived=torch.zeros(2))
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return LiveTensors(self, "workspace.parts", "workspace.arrived")
+
+
+def replace_workspace(attention: WithWorkspace) -> None:
+    attention.workspace = SimpleNamespace(parts=torch.zeros(8), arrived=attention.workspace.arrived)
+
+
+def replace_its_tensor(attention: WithWorkspace) -> None:
+    attention.workspace.parts = torch.zeros(4)
+
+
+def move_its_tensor(attention: WithWorkspace) -> None:
+    attention.workspace.parts.data = torch.zeros(4)
+
+
+@pytest.mark.parametrize("move", [replace_workspace, replace_its_tensor, move_its_tensor])
+def test_attention_whose_workspace_moved_is_refused_by_name(move: Callable[[WithWorkspace], None]) -> None:
+    attention = WithWorkspace(SHAPE, torch.device("cpu"))
+    core = EngineCore(tiny_model(), attention, tiny_graphs("full"), **SIZES)
+    core.capture()
+    run_all(core, [request(0, [5, 6, 7], 6)])
+    move(attention)
+    with pytest.raises(ReplayError, match=r"attention\.workspace\.parts from cpu 0x\w+ to cpu 0x") as refused:
+        run_all(core, [request(1, [5, 6, 7], 30)])  # each step looks at a few tensors
+    assert "arrived" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

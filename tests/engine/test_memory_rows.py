@@ -38,7 +38,7 @@ def test_ten_start_ups_leave_nothing_in_the_pool() -> None:
     for _ in range(10):
         core = tiny_engine(max_num_seqs=2, chunk_tokens=4)
         ledger = make_ledger([Captured(core.runner.capture_report)], engine_rows(core))
-        pools.append(core.runner.pool.handle)
+        pools.append(core.runner.pool._handle)
         assert pools[-1].nbytes() == sum(family.pool_bytes for family in ledger.families().values()) > 0
         del core, ledger
         gc.collect()

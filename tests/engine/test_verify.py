@@ -82,4 +82,5 @@ def test_a_number_that_the_recording_took_for_good_is_found(device) -> None:
     offset[0] = 1
     report = core.verify()
     assert not report.ok and {key.ok for key in report.keys} == {False}
-    assert "output tokens" in str(report) and "test_verify.py" in str(report)
+    assert "output tokens" in str(report)
+    assert ("test_verify.py" if device.type == "cpu" else "has moved or changed since the capture") in str(report)

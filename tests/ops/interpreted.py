@@ -59,6 +59,7 @@ def decode() -> None:
         case = make_case(decode_lengths(random.Random(seed)), heads=heads, dtype=dtype, seed=seed, window=window)
         backend = attention(case, config, 10 * heads[1] * splits)
         assert backend.decode_plan.splits(10) == splits
+        assert set(map(id, backend.tensors().values())) == set(map(id, vars(backend.workspace).values()))
         check(run_decode(backend, case), case)
         assert not backend.workspace.arrived.any()
 

@@ -95,6 +95,15 @@ def test_decode_of_lengths_from_none_to_8192_in_one_batch(make: Maker, dtype: to
     assert not backend.workspace.arrived.any()
 
 
+def test_all_memory_of_a_backends_own_is_told_to_runners(make: Maker) -> None:
+    case, _ = mixed(torch.bfloat16)
+    triton, cuda = make(case), make(case, "cuda")
+    assert set(triton.tensors()) == {f"workspace.{name}" for name in vars(triton.workspace)}
+    own = {f"kernel.{name}" for name, held in vars(cuda.kernel).items() if isinstance(held, torch.Tensor)}
+    assert len(own) == 3 and set(cuda.tensors()) == own | set(triton.tensors())
+    assert all(tensor.is_cuda for tensor in cuda.tensors().values())
+
+
 @pytest.mark.parametrize("config", BACKENDS)
 @pytest.mark.parametrize("length", [0, 1, 17, 512, 8192])
 def test_decode_of_a_single_row(make: Maker, length: int, config: str) -> None:

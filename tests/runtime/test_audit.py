@@ -5,6 +5,7 @@ import re
 import statistics
 import timeit
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from stepgraph.runtime import (
     Slot,
     StaticBuffers,
 )
-from stepgraph.runtime.audit import AddressAudit
+from stepgraph.runtime.audit import AddressAudit, module_of
 from stepgraph.runtime.workspace import Workspace
 
 
@@ -39,13 +40,16 @@ class Net(nn.Module):
 NAMES = ["scale", "offset", "layers.0.weight", "layers.0.bias", "layers.1.weight"]
 
 
-def make(device, *, watch="before", **config) -> tuple[GraphRunner, Net]:
+def make(device, *, watch="before", step_of=lambda net: net, **config) -> tuple[GraphRunner, Net]:
+    """step_of: the net itself is watched by itself, a function that calls it is not."""
     net = Net(device)
     slots = [Slot("x", torch.float32, "request", PaddingPolicy.ZERO, (3,))]
     buffers = StaticBuffers(max_requests=4, device=device, slots=slots)
-    runner = GraphRunner(net, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2]), **config))
+    runner = GraphRunner(
+        step_of(net), buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2]), **config)
+    )
     if watch == "before":
-        runner.watch(net)
+        runner.watch(net)  # known already, since the step is a module
     runner.capture()
     if watch == "after":
         runner.watch(net)
@@ -97,7 +101,7 @@ def delete(net: Net) -> None:
 )
 @pytest.mark.parametrize("watch", ["before", "after"])
 def test_a_moved_tensor_is_refused_by_name(device, watch, move) -> None:
-    runner, net = make(device, watch=watch)
+    runner, net = make(device, watch=watch, step_of=lambda net: lambda x: net(x))
     before = f"{runner.buffers.device} {net.layers[0].weight.data_ptr():#x}"
     step(runner, 20)
     runner.check_addresses()
@@ -109,6 +113,24 @@ def test_a_moved_tensor_is_refused_by_name(device, watch, move) -> None:
     with pytest.raises(ReplayError, match=expected):
         step(runner, 10)
     assert held is not None
+
+
+@pytest.mark.parametrize(
+    "step_of",
+    [lambda net: net, lambda net: net.forward, lambda net: partial(partial(net)), lambda net: partial(net.forward)],
+    ids=["module", "method", "partial", "partial of a method"],
+)
+@pytest.mark.parametrize("debug", ["off", "checks"])
+def test_the_steps_own_module_is_watched_by_itself(device, step_of, debug: str) -> None:
+    runner, net = make(device, watch="", step_of=step_of, debug=debug)
+    step(runner, 10)
+    rebind(net)
+    with pytest.raises(ReplayError, match=r"capture: layers\.0\.weight from"):
+        step(runner, 10)
+
+
+def test_other_steps_have_no_module() -> None:
+    assert module_of(len) is None and module_of([].append) is None and module_of(partial(max, 1)) is None
 
 
 def test_the_message_says_where_to(device) -> None:
@@ -271,6 +293,22 @@ def test_a_mapping_that_loses_its_tensor(device, move) -> None:
         audit.glance()
     state["k"] = held
     audit.glance()
+
+
+@pytest.mark.parametrize("target", [None, torch.ones(2), [torch.ones(2)]])
+def test_what_cannot_be_watched(target) -> None:
+    with pytest.raises(ConfigError, match=f"watch: .* is watched, not {type(target).__name__}"):
+        audit_of(target)
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [({"a": [1]}, "state a: a tensor is needed, not list"), (torch.ones(2), "state: a mapping .*, not Tensor")],
+)
+def test_a_state_is_made_of_tensors(state, says: str) -> None:
+    buffers = StaticBuffers(max_requests=1, slots=[Slot("x", torch.float32, "request", PaddingPolicy.ZERO)])
+    with pytest.raises(ConfigError, match=says):
+        GraphRunner(lambda x: x, buffers, GraphConfig(), state=state)
 
 
 def test_a_mapping_and_a_module_share_no_name() -> None:

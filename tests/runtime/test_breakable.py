@@ -1,7 +1,9 @@
 """Breakable recordings, on both platforms; what only the tape or only a GPU can show stands at the end."""
 
 import contextlib
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,6 +147,154 @@ def test_a_plain_value_that_changes_is_refused(platform: Platform) -> None:
     x.fill_(2)
     with pytest.raises(ReplayError, match="break count: returned 6 where the recording had 3"):
         recording.replay()
+
+
+def test_equal_plain_values_are_equal_at_every_replay(platform: Platform) -> None:
+    x, numbers = torch.ones(3, device=platform.device), {1, 2}
+
+    def plain(t: torch.Tensor) -> tuple:
+        arrays = np.array([1.0, np.nan]), np.int64(3), np.float32(np.nan)
+        return t + 1, float("nan"), 2j, -0.0, range(3), slice(1, None), set(numbers), arrays, torch.float16, None, b"x"
+
+    recording, out = record(platform, lambda: graph_break(plain)(x)[0] * 2)
+    x.fill_(2)
+    recording.replay()
+    assert out.tolist() == [6] * 3
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.int64(1), np.int64(2)),
+        (np.ones(2), np.zeros(2)),
+        (np.ones(2), np.ones(2, dtype=np.float32)),
+        (np.ones(2), np.ones(3)),
+        (1, True),
+        (0.0, -0.0),
+        (float("nan"), 1.0),
+        (1j, 2j),
+        (range(2), range(3)),
+        (slice(2), slice(3)),
+        ({1}, {2}),
+        (None, 1),
+        ("a", "b"),
+        (torch.float16, torch.float32),
+    ],
+)
+def test_a_plain_value_of_any_kind_that_changes_is_refused(platform: Platform, before, after) -> None:
+    x, value = torch.ones(3, device=platform.device), [before]
+    plain = graph_break(lambda t: (t + 1, value[0]), name="plain")
+    recording, _ = record(platform, lambda: plain(x)[0] * 2)
+    recording.replay()
+    value[0] = after
+    with pytest.raises(ReplayError, match="break plain: returned .* where the recording had"):
+        recording.replay()
+
+
+@pytest.mark.parametrize("change", [lambda a, s: a.fill(7), lambda a, s: s.add(7)])
+def test_a_plain_value_that_changes_in_place_is_refused(platform: Platform, change) -> None:
+    x, array, numbers = torch.ones(3, device=platform.device), np.ones(2), {1}
+    plain = graph_break(lambda t: (t + 1, array, numbers), name="plain")
+    recording, _ = record(platform, lambda: plain(x)[0] * 2)
+    recording.replay()
+    change(array, numbers)
+    with pytest.raises(ReplayError, match="break plain: returned"):
+        recording.replay()
+
+
+def test_an_object_that_cannot_be_compared_is_refused_unless_it_is_an_argument(platform: Platform) -> None:
+    x, context = torch.ones(3, device=platform.device), SimpleNamespace(factor=2)
+    opaque = graph_break(lambda t, c: (t * c.factor, c), name="opaque")
+    recording, out = record(platform, lambda: opaque(x, context)[0] + 1)
+    x.fill_(2)
+    recording.replay()
+    assert out.tolist() == [5] * 3
+    for result in (SimpleNamespace(), np.array([None]), slice(x, None)):
+        other = graph_break(lambda t, r=result: (t + 1, r), name="other")
+        with pytest.raises(CaptureError, match=r"break other: returns a \w+, which a replay could not compare"):
+            platform.record_breakable(lambda f=other: f(x)[0] * 2, platform.new_pool())
+
+
+ARGUMENT_OR_NOT = {
+    "its argument or a new tensor": lambda a, b, other: (a.clamp(max=1) if other else a, b),
+    "a new tensor or its argument": lambda a, b, other: (a if other else a.clamp(max=1), b),
+    "one argument or the other": lambda a, b, other: (b, a) if other else (a, b),
+    "another part of it": lambda a, b, other: (a[1:] if other else a[:-1], b),
+    "one tensor or two": lambda a, b, other: (a + 1, b + 1) if other else (a + 1,) * 2,
+    "two tensors or one": lambda a, b, other: (a + 1,) * 2 if other else (a + 1, b + 1),
+    "other parts": lambda a, b, other: (z := a + 1, z[1:] if other else z[:-1]),
+}
+
+
+@pytest.mark.parametrize("change", ARGUMENT_OR_NOT)
+def test_results_in_other_memory_than_recorded_are_refused(platform: Platform, change: str) -> None:
+    """The step may write to one of them, or read an argument afterwards."""
+    x, y = torch.ones(3, device=platform.device), torch.zeros(3, device=platform.device)
+    moody = graph_break(lambda a, b: ARGUMENT_OR_NOT[change](a, b, bool((a > 1).any())), name="moody")
+
+    def step() -> torch.Tensor:
+        a, b = x * 1, y * 1
+        first, second = moody(a, b)
+        return torch.cat((first + 10 * a[: len(first)], second + 10 * b[: len(second)]))
+
+    recording, out = record(platform, step)
+    recording.replay()
+    torch.testing.assert_close(out, step())
+    x.copy_(torch.tensor([3.0, 4.0, 0.0]))
+    with pytest.raises(ReplayError, match="break moody: returned .* the same at every replay"):
+        recording.replay()
+
+
+def test_a_copy_of_the_argument_may_take_its_place(platform: Platform) -> None:
+    x = torch.ones(2, device=platform.device)
+    clamp = graph_break(lambda t: t.clone() if not bool((t > 1).any()) else t.clamp(max=1))
+
+    def step() -> torch.Tensor:
+        h = x * 1
+        return clamp(h) + 10 * h
+
+    recording, out = record(platform, step)
+    x.copy_(torch.tensor([3.0, 4.0]))
+    recording.replay()
+    assert out.tolist() == [31, 41]
+
+
+def test_results_that_share_memory_go_on_sharing_it(platform: Platform) -> None:
+    x = torch.ones(4, 6, device=platform.device)
+
+    @graph_break
+    def several(t: torch.Tensor) -> dict:
+        z = t + 1
+        q, k = z.chunk(2, dim=-1)
+        return {
+            **{"whole": z, "head": z[:2], "again": z, "q": q, "k": k, "last": z[-1, -1:]},
+            **{"wide": z[:1].expand(4, 6), "bits": z.view(torch.int32)[1:], "none": z[:0]},
+        }
+
+    def step() -> dict:
+        r = several(x)
+        assert r["whole"] is r["again"]
+        r["head"].add_(10)
+        r["last"].zero_()
+        return {name: value + 0 for name, value in r.items()}
+
+    recording, out = record(platform, step)
+    for fill in (2.0, -3.0):
+        x.copy_(torch.arange(24.0).view(4, 6) + fill)
+        recording.replay()
+        for name, value in step().items():
+            torch.testing.assert_close(out[name], value)
+    whole, places = platform.record_eager(lambda: {"whole": (z := x * 2), "head": z[:2]})
+    x.fill_(4)
+    whole.replay()
+    assert places["head"].eq(8).all() and places["head"].data_ptr() == places["whole"].data_ptr()
+
+
+def test_what_shares_memory_and_is_more_than_strides_is_refused(platform: Platform) -> None:
+    x = torch.ones(3, device=platform.device)
+    turned = graph_break(lambda t: (z := torch.complex(t, t), z.conj()), name="turned")
+    with pytest.raises(CaptureError, match="break turned: returns a Tensor that shares its memory"):
+        platform.record_breakable(lambda: turned(x)[1] + 1, platform.new_pool())
 
 
 def test_an_error_in_a_break_keeps_its_type_and_names_the_break(platform: Platform) -> None:

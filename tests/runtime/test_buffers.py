@@ -90,6 +90,17 @@ def test_device_slots_keep_no_stale_row_however_they_are_written() -> None:
     assert buffers["x"][:8].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
 
 
+def test_padded_rows_of_a_device_slot_are_the_steps(device) -> None:
+    """It must leave them alone, with a mask, where another value could do harm: they are not reset again."""
+    buffers = one_slot(PaddingPolicy.ZERO, device, owner="device")
+    for advanced in (1, 2):
+        stage(buffers, 1, 4)
+        buffers["x"][:4].add_(1)
+        assert buffers["x"][:5].tolist() == [advanced] * 4 + [0]
+    stage(buffers, 3, 4)  # these two join without a patch
+    assert buffers["x"][:4].tolist() == [2, 0, 0, 2]
+
+
 def test_inputs_leave_no_autograd_history(device) -> None:
     buffers = StaticBuffers(
         max_requests=2, device=device, slots=[Slot("x", torch.float32, "request", PaddingPolicy.ZERO)]
@@ -222,6 +233,49 @@ def test_what_would_lose_its_kind_is_refused() -> None:
         stage(one_slot(PaddingPolicy.ZERO), 1, 1, x=np.array([1.5]))
 
 
+OUT_OF_RANGE = [
+    (torch.int32, [2**31], "2147483648"),
+    (torch.int32, [-(2**31) - 1], "-2147483649"),
+    (torch.int32, np.array([2**40]), "1099511627776"),
+    (torch.int32, torch.tensor([2**31]), "2147483648"),
+    (torch.int64, np.array([2**63 + 5], dtype=np.uint64), "9223372036854775813"),
+    (torch.int64, [2**63], "9223372036854775808"),
+    (torch.int8, np.array([128], dtype=np.int16), "128"),
+    (torch.uint8, torch.tensor([-1]), "-1"),
+    (torch.uint16, [-1], "-1"),
+]
+
+
+@pytest.mark.parametrize("owner", ["host", "device"])
+@pytest.mark.parametrize(("dtype", "value", "number"), OUT_OF_RANGE)
+def test_an_integer_that_does_not_fit_is_refused(dtype, value, number: str, owner: str) -> None:
+    buffers = StaticBuffers(max_requests=4, slots=[Slot("x", dtype, "request", PaddingPolicy.ZERO, owner=owner)])
+    with pytest.raises(InputError, match=f"slot x: {number} does not fit {dtype}"):
+        stage(buffers, 1, 1, x=value)
+    if owner == "device":
+        with pytest.raises(InputError, match=f"slot x: {number} does not fit {dtype}"):
+            buffers.patch([0], x=value)
+
+
+def test_integers_at_the_limits_fit() -> None:
+    buffers = StaticBuffers(max_requests=4, slots=[Slot("x", torch.int32, "request", PaddingPolicy.ZERO)])
+    limits = [2**31 - 1, -(2**31)]
+    for value in (limits, np.array(limits), torch.tensor(limits), torch.tensor(limits, dtype=torch.int32)):
+        stage(buffers, 2, 4, x=value)
+        assert buffers["x"].tolist() == [*limits, 0, 0]
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(2)[0].to_sparse(), torch.empty(2, device="meta")], ids=["sparse", "meta"])
+def test_a_tensor_that_cannot_be_copied_is_refused_before_anything_is_written(tensor: torch.Tensor) -> None:
+    slots = [Slot(name, torch.float32, "request", PaddingPolicy.ZERO) for name in ("x", "y")]
+    buffers = StaticBuffers(max_requests=2, slots=slots)
+    stage(buffers, 2, 2, x=[1.0, 1.0], y=[1.0, 1.0])
+    with pytest.raises(InputError, match="slot y: a .* tensor on .* cannot be staged"):
+        stage(buffers, 2, 2, x=[50.0, 50.0], y=tensor)
+    stage(buffers, 2, 2, y=[2.0, 2.0])
+    assert buffers["x"].tolist() == [1, 1]
+
+
 def test_a_refused_step_leaves_the_buffers_as_they_were(device) -> None:
     slots = [Slot(name, torch.int64, "request", PaddingPolicy.ZERO) for name in ("a", "b")]
     buffers = StaticBuffers(max_requests=4, device=device, slots=slots)
@@ -239,6 +293,26 @@ def test_a_row_outside_the_buffers_is_not_patched(rows: list[int]) -> None:
     )
     with pytest.raises(InputError, match="rows 0 to 3"):
         buffers.patch(rows, x=[1] * len(rows))
+
+
+def test_a_patch_that_is_none() -> None:
+    slots = [
+        Slot("x", torch.int64, "request", PaddingPolicy.ZERO, owner="device"),
+        Slot("t", torch.int64, "token", PaddingPolicy.ZERO, (2,), owner="device"),
+    ]
+    buffers = StaticBuffers(max_requests=4, max_tokens=8, slots=slots)
+    for rows in ([1.5], [1.0], ["1"], 1, None):
+        with pytest.raises(InputError, match="a list of integers is expected"):
+            buffers.patch(rows, x=[1])
+    for value in ([1], 1):
+        with pytest.raises(InputError, match="expected"):
+            buffers.patch([], x=value)
+    with pytest.raises(InputError, match=r"slot t, rows \[8\]: the buffers hold rows 0 to 7"):
+        buffers.patch([8], t=[[1, 1]])
+    buffers.patch([], x=[], t=[])
+    assert not buffers["x"].any()
+    buffers.patch(np.array([6]), t=[[1, 2]])
+    assert buffers["t"][6].tolist() == [1, 2]
 
 
 def test_bfloat16_slots_take_lists_and_tensors() -> None:
@@ -262,6 +336,18 @@ def test_a_slot_needs_a_policy_and_sense() -> None:
         Slot("x", torch.int64, "request")  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="use FILL_SENTINEL"):
         Slot("x", torch.int64, "request", PaddingPolicy.ZERO, pad_value=3)
+    for name in ("self", "class", "None"):
+        with pytest.raises(ConfigError, match=f"slot {name}: Python keeps this name"):
+            Slot(name, torch.int64, "request", PaddingPolicy.ZERO)
+    for shape in (3, (-1,), (2.0,), None):
+        with pytest.raises(ConfigError, match="slot x: shape"):
+            Slot("x", torch.int64, "request", PaddingPolicy.ZERO, shape)
+    assert Slot("x", torch.int64, "request", PaddingPolicy.ZERO, [2, 3]).shape == (2, 3)
+    with pytest.raises(ConfigError, match="'int64' is no torch.dtype"):
+        Slot("x", "int64", "request", PaddingPolicy.ZERO)
+    for sizes in ({"max_requests": 2.0}, {"max_requests": "2"}, {"max_requests": 2, "max_tokens": 4.0}):
+        with pytest.raises(ConfigError, match="both are integers"):
+            StaticBuffers(slots=SOME, **sizes)
     with pytest.raises(ConfigError, match="identifier"):
         Slot("not a name", torch.int64, "request", PaddingPolicy.ZERO)
     with pytest.raises(ConfigError, match="a name of its own"):
@@ -274,3 +360,38 @@ def test_a_slot_needs_a_policy_and_sense() -> None:
         stage(one_slot(PaddingPolicy.ZERO), 2, 2, x=[[1], [2, 3]])
     with pytest.raises(ConfigError, match="start at 1"):
         StaticBuffers(max_requests=0, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)])
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        *[(torch.int8, 1000), (torch.int8, -129), (torch.int64, 2**63), (torch.int32, 0.5), (torch.int32, NAN)],
+        *[(torch.int32, INF), (torch.uint8, -1), (torch.bool, 2), (torch.float16, 1e6), (torch.float32, 1e39)],
+        *[(torch.int32, "1"), (torch.int32, None), (torch.float32, 1j), (torch.bfloat16, 10**400)],
+    ],
+    ids=lambda argument: str(argument)[:16],
+)
+def test_a_pad_value_that_the_dtype_cannot_hold(dtype: torch.dtype, value) -> None:
+    with pytest.raises(ConfigError, match="slot x: .*pad_value"):
+        Slot("x", dtype, "request", PaddingPolicy.FILL_SENTINEL, pad_value=value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        *[
+            (torch.int8, -128),
+            (torch.int64, 2**63 - 1),
+            (torch.int32, 3.0),
+            (torch.bool, True),
+            (torch.int32, np.int64(4)),
+        ],
+        *[(torch.float16, 65504.0), (torch.float32, INF), (torch.bfloat16, -INF), (torch.complex64, 2.0)],
+    ],
+)
+def test_a_pad_value_at_the_limits(dtype: torch.dtype, value) -> None:
+    slot = Slot("x", dtype, "request", PaddingPolicy.FILL_SENTINEL, pad_value=value)
+    assert StaticBuffers(max_requests=1, slots=[slot])["x"].tolist() == [value]

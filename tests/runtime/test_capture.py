@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from stepgraph.runtime import (
+    Backend,
     BatchDescriptor,
     CaptureError,
     GraphConfig,
@@ -14,6 +15,7 @@ from stepgraph.runtime import (
     Ladder,
     Mode,
     PaddingPolicy,
+    PrefillPhase,
     Reason,
     Slot,
     StaticBuffers,
@@ -132,3 +134,51 @@ def test_without_warm_ups_only_those_that_need_one_have_it(device) -> None:
     assert runner.capture().dropped == {}
     assert ran == [8, 8, 4, 2, 2, 2, 1]
     assert [int(runner(x=[7] * rows).output[0]) for rows in (1, 2, 3)] == [8] * 3
+
+
+def test_a_size_that_is_always_the_same_is_not_cut_where_one_key_has_as_many_rows(device, caplog) -> None:
+    def step(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"stat": torch.stack([x.sum(), x.max(), x.min(), x[0]]), "rows": x + 1, "sum": x.sum()}
+
+    runner = runner_of(step, (4,), device)
+    runner.capture()
+    out = runner(x=[5, 6])
+    assert out.stat.tolist() == [11, 6, 0, 5] and out.rows.tolist() == [6, 7] and out.sum.item() == 11
+    assert not [record for record in caplog.records if "does not run" in record.message]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_same_at_a_key_of_tokens(size: int, device) -> None:
+    slots = [
+        Slot("x", torch.int64, "token", PaddingPolicy.ZERO),
+        Slot("r", torch.int64, "request", PaddingPolicy.ZERO),
+    ]
+    buffers = StaticBuffers(max_requests=8, device=device, slots=slots)
+    config = GraphConfig(prefill=PrefillPhase(Backend.FULL, Ladder.explicit([size])))
+
+    def step(x: torch.Tensor, r: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"stat": x.sum().expand(size) + 0, "rows": x + 1, "requests": r + 1}
+
+    runner = GraphRunner(step, buffers, config)
+    runner.capture()
+    for tokens in range(1, size + 1):
+        out = runner(x=range(tokens), r=[7], num_tokens=tokens)
+        assert out.mode is Mode.FULL and out.stat.tolist() == [sum(range(tokens))] * size
+        assert out.rows.tolist() == list(range(1, tokens + 1)) and out.requests.tolist() == [8]
+
+
+def test_a_step_for_one_size_need_not_run_at_another(device, caplog) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, 2).flip(0).flatten()
+
+    runner = runner_of(step, (4,), device)
+    runner.capture()
+    assert runner(x=[1, 2, 3]).output.tolist() == [3, 0, 1]
+    assert "the step does not run at one request" in caplog.text
+
+
+def test_a_key_with_outputs_of_other_names_is_dropped(device) -> None:
+    runner = runner_of(lambda x: x + 1 if len(x) > 2 else {"z": x}, (2, 4), device)
+    report = runner.capture()
+    assert [key.num_reqs for key in report.graphs] == [4]
+    assert "outputs z at 2 tokens" in report.dropped[BatchDescriptor.decode(2)]

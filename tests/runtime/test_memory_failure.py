@@ -44,7 +44,7 @@ def runner_of(device: torch.device, sizes: tuple[int, ...] = SIZES, at: int = 0,
 
 
 def pool_bytes(runner: GraphRunner) -> int:
-    return runner.pool.platform.pool_bytes(runner.pool.handle)
+    return runner.pool.nbytes()
 
 
 @pytest.mark.parametrize("at", [1, 3, 5])
@@ -87,10 +87,11 @@ class Sticky(OutOfMemoryAt):
 def test_what_it_left_in_the_pool_of_others_is_given_back_by_recording_them_again() -> None:
     runner = runner_of(torch.device("cpu"))
     runner.pool = GraphPool(Sticky(runner.buffers.platform, 3, MIB))
-    first = runner.pool.handle
+    with runner.pool.alone():
+        first = runner.pool.handle
     report = runner.capture()
     assert runner.pool.platform.recorded == 5 + 4
-    assert runner.pool.handle is not first and first.nbytes() == 0 and runner.pool.platform.left == {id(first): MIB}
+    assert runner.pool._handle is not first and first.nbytes() == 0 and runner.pool.platform.left == {id(first): MIB}
     assert [key.num_reqs for key in report.graphs] == [16, 8, 2, 1] and len(report.dropped) == 1
     assert runner(x=[5, 6]).output.tolist() == [2.0 * WIDTH] * 2
 
@@ -116,7 +117,7 @@ def test_start_ups_leave_nothing_behind() -> None:
     for _ in range(10):
         runner = runner_of(torch.device("cpu"))
         runner.capture()
-        pools.append(runner.pool.handle)
+        pools.append(runner.pool._handle)
         assert pools[-1].nbytes() > 0
         del runner
         gc.collect()

@@ -3,6 +3,7 @@
 import logging
 import random
 
+import numpy as np
 import pytest
 import torch
 from runtime.sums import MAX_REQUESTS, MAX_TOKENS, SLOTS, sums_runner
@@ -22,7 +23,10 @@ from stepgraph.runtime import (
     Reason,
     Slot,
     StaticBuffers,
+    StepOutput,
+    graph_break,
 )
+from stepgraph.runtime.graphs import BreakTotal
 
 DECODE, TOKENS = Ladder.explicit([2, 4, 8]), Ladder.explicit([2, 4, 8, 32])
 
@@ -76,12 +80,23 @@ def test_the_walk(device) -> None:
     ladders = {"ladder": Ladder.explicit([8, 16]), "prefill_ladder": Ladder.explicit([16, 32])}
     runner = GraphRunner(sums, buffers, GraphConfig.preset("FULL_AND_PIECEWISE", **ladders))
     runner.capture()
-    out = runner(ids=range(13), query_lens=[1] * 13)
+    own = StaticBuffers(max_requests=16, max_tokens=32, slots=slots, device=device)
+    eager = GraphRunner(sums, own, GraphConfig.preset("NONE"))
+
+    def step(**call) -> StepOutput:
+        out, expected = runner(**call), eager(**call)
+        assert expected.mode is Mode.EAGER
+        for name in ("total", "sums", "looked_up"):
+            assert torch.equal(getattr(out, name), getattr(expected, name))
+        return out
+
+    out = step(ids=range(13), query_lens=[1] * 13)
     assert (out.mode, out.real, out.padded, out.reason) == (Mode.FULL, 13, 16, Reason.PADDED)
-    out = runner(ids=range(14), query_lens=[2] + [1] * 12, num_tokens=14)
+    out = step(ids=range(14), query_lens=[2] + [1] * 12, num_tokens=14)
     assert (out.mode, out.real, out.padded, out.reason) == (Mode.BREAKABLE, 14, 16, Reason.PADDED)
     assert out.decision.key == BatchDescriptor.relaxed(16) and out.sums.shape == (13,)
     assert runner.graph(BatchDescriptor.relaxed(16)).recording.breaks
+    assert step(ids=range(20, 33), query_lens=[1] * 13).mode is Mode.FULL
 
 
 def test_views_follow_the_key() -> None:
@@ -173,6 +188,28 @@ def test_a_graph_is_found_by_key_or_batch() -> None:
     assert any("searchsorted" in node.name for node in runner.graph_nodes(BatchDescriptor.mixed(7, 2)))
 
 
+def test_what_breaks_cost_is_added_up_by_name(device) -> None:
+    first = graph_break(lambda ids: ids * 2, name="first")
+    second = graph_break(lambda ids: ids + 1, name="second")
+    buffers = StaticBuffers(max_requests=8, max_tokens=32, slots=SLOTS[:1], device=device)
+    runner = GraphRunner(lambda ids: second(first(ids) + first(ids)), buffers, config("PIECEWISE", query_lens=(1,)))
+    runner.capture()
+    assert runner.break_costs() == {"first": BreakTotal(0, 0.0), "second": BreakTotal(0, 0.0)}
+    seconds = {"first": 0.0, "second": 0.0}
+    batches = [(1, None), (8, None), (1, 2), (3, 7), (1, 32), (1, 32)]  # of five keys
+    for steps, (requests, tokens) in enumerate(batches, start=1):
+        assert runner(ids=[3] * (tokens or requests), num_requests=requests, num_tokens=tokens).mode is Mode.BREAKABLE
+        costs = runner.break_costs()
+        assert (costs["first"].calls, costs["second"].calls) == (2 * steps, steps)
+        assert all(cost.host_seconds > seconds[name] for name, cost in costs.items())
+        seconds = {name: cost.host_seconds for name, cost in costs.items()}
+    assert max(seconds.values()) < 60
+    runner.graph(2).recording.measure(2)
+    assert runner.break_costs() == costs
+    runner.release()
+    assert runner.break_costs() == {}
+
+
 def test_coverage_of_both_phases() -> None:
     runner = sums_runner(config("FULL"))
     assert [route.padded for route in runner.coverage()] == [2, 2, 4, 4, 8, 8, 8, 8]
@@ -189,11 +226,30 @@ def test_coverage_of_both_phases() -> None:
         ({"num_requests": 2, "num_tokens": 1}, "1 tokens of 2 requests; each has at least one"),
         ({"num_requests": 8, "query_len": 5}, "40 tokens of 8 requests"),
         ({"num_requests": 2, "query_len": 2, "num_tokens": 4}, "uniform or it is not"),
+        ({"num_requests": 2, "query_len": 2.0}, "2.0 is not a whole number"),
+        ({"num_requests": 2.0}, "2.0 is not a whole number"),
+        ({"num_requests": "2"}, "'2' is not a whole number"),
+        ({"num_requests": True}, "True is not a whole number"),
+        ({"num_requests": 2, "num_tokens": 3.0}, "3.0 is not a whole number"),
+        ({"num_requests": 2, "num_loras": 0.5}, "0.5 is not a whole number"),
+        ({"num_requests": 2, "num_loras": -1}, "-1 adapters"),
+        ({"num_requests": 2, "query_len": 0}, "0 tokens of 2 requests"),
     ],
 )
 def test_batches_that_are_none(call: dict, match: str) -> None:
     with pytest.raises(InputError, match=match):
         sums_runner(config("NONE"))(**call)
+
+
+def test_numbers_may_be_numpys() -> None:
+    out = sums_runner(config("FULL"))(num_requests=np.int64(2), num_tokens=np.int32(5))
+    assert out.decision.batch == BatchDescriptor.mixed(5, 2) and type(out.real) is int
+
+
+@pytest.mark.parametrize("query_len", [0, -1])
+def test_coverage_of_no_tokens(query_len: int) -> None:
+    with pytest.raises(InputError, match=f"query_len {query_len}: a request brings at least one token"):
+        sums_runner(config("NONE")).coverage(query_len)
 
 
 def test_what_does_not_fit_is_refused_before_the_capture() -> None:

@@ -40,6 +40,23 @@ def test_a_fixed_size_that_happens_to_be_a_count() -> None:
     assert outputs.units == {"n": Unit.NEITHER}
 
 
+def test_a_size_that_may_be_fixed_is_known_to_be_undecided() -> None:
+    outputs = shared()
+    outputs.collect({"n": torch.zeros(4), "one": torch.zeros(1), "s": torch.tensor(1.0)}, 4, 4)
+    assert outputs.maybe_fixed
+    outputs.learn({"n": torch.zeros(4), "one": torch.zeros(1), "s": torch.tensor(1.0)}, 1, 1)
+    assert outputs.units["n"] is Unit.NEITHER and not outputs.maybe_fixed
+
+
+def test_names_stay_the_same() -> None:
+    outputs = shared()
+    outputs.collect({"a": rows(32)}, 32, 8)
+    for result in ({"b": rows(16)}, {"a": rows(16), "b": rows(16)}, rows(16)):
+        with pytest.raises(CaptureError, match="at 16 tokens and 8 request rows, and a before; .* the same names"):
+            outputs.collect(result, 16, 8)
+    assert outputs.collect({"a": rows(16)}, 16, 8)["a"].tolist() == list(range(16))
+
+
 def test_every_key_writes_the_leading_rows_of_one_buffer() -> None:
     outputs = shared()
     small = outputs.collect({"t": rows(4), "r": rows(4)}, 4, 4)  # the larger keys were dropped

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepgraph.runtime.capture_guard import serving
-from stepgraph.runtime.errors import ReplayError
+from stepgraph.runtime.errors import CaptureError, ReplayError
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.pool import GraphPool
 
@@ -93,10 +93,34 @@ def test_the_handle_is_made_when_it_is_needed_and_replaced_when_it_is_spent() ->
 
     platform = Handles()
     pool = GraphPool(platform)
-    assert platform.made == 0
-    assert (pool.handle, pool.handle) == (1, 1)
-    pool.renew()
-    assert platform.made == 1 and pool.handle == 2
+    with pool.alone():
+        assert platform.made == 0
+        assert (pool.handle, pool.handle) == (1, 1)
+        pool.renew()
+        assert platform.made == 1 and pool.handle == 2
+    with pool.alone():
+        assert pool.handle == 2
+
+
+def test_only_who_holds_the_pool_for_a_capture_gets_its_memory(device) -> None:
+    pool = pool_of(device)
+
+    def refused() -> None:
+        with pytest.raises(
+            CaptureError, match=r"outside of a capture, at test_pool\.py:\d+ in refused: _ = pool\.hand"
+        ):
+            _ = pool.handle
+
+    refused()
+    pool.enter()
+    refused()
+    pool.leave()
+    with pool.alone(), ThreadPoolExecutor(1) as threads:
+        _ = pool.handle
+        threads.submit(refused).result(WAIT)
+    refused()
+    step(pool)
+    refused()
 
 
 def test_there_is_nothing_to_follow_where_there_are_no_streams() -> None:
@@ -205,7 +229,8 @@ def test_one_pool_replayed_from_two_streams() -> None:
         return total.add_(1)
 
     pool.platform.warm_up(slow)
-    recording, _ = pool.platform.record(slow, pool.handle)
+    with pool.alone():
+        recording, _ = pool.platform.record(slow, pool.handle)
     total.zero_()
     torch.cuda.synchronize()
 
@@ -241,7 +266,8 @@ def test_two_runners_of_a_pool_share_its_memory() -> None:
     def record() -> int:
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
-        recordings.append(pool.platform.record(step, pool.handle))
+        with pool.alone():
+            recordings.append(pool.platform.record(step, pool.handle))
         return torch.cuda.memory_reserved() - before
 
     pool.platform.warm_up(step)

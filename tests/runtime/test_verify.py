@@ -8,6 +8,7 @@ from runtime.sums import MAX_REQUESTS, MAX_TOKENS, add_rows, sums_runner
 
 from stepgraph.runtime import (
     CaptureError,
+    ConfigError,
     GraphConfig,
     GraphRunner,
     InputError,
@@ -95,6 +96,20 @@ def test_nothing_captured_is_nothing_verified() -> None:
         runner.verify()
     with pytest.raises(InputError, match="0 batches"):
         runner.verify(batches_per_key=0)
+
+
+def test_what_verify_cannot_work_with() -> None:
+    runner = runner_of(lambda x: x + 1)
+    for wrong in (-1e-3, float("nan"), "1"):
+        with pytest.raises(ConfigError, match="rtol .* must be a number of at least 0"):
+            runner.verify(rtol=wrong)
+        with pytest.raises(ConfigError, match="atol"):
+            runner.verify(atol=wrong)
+    with pytest.raises(InputError, match="make_inputs returned NoneType"):
+        runner.verify(lambda batch, generator: None)
+    with pytest.raises(InputError, match="slot x: "):
+        runner.verify(lambda batch, generator: {"x": [1.0]})
+    assert runner(x=torch.ones(2, 4)).output.eq(2).all()
 
 
 def test_within_a_tolerance(device) -> None:
@@ -245,13 +260,13 @@ def test_a_hidden_fresh_output_of_a_break(device) -> None:
 
 
 @pytest.mark.parametrize("drawn", ["python", "torch"])
-def test_random_numbers_that_do_not_advance(drawn: str) -> None:
+def test_random_numbers_that_do_not_advance(device, drawn: str) -> None:
     """A value that is drawn at the capture and baked in."""
 
     def draw_scale() -> float:
         return random.random() if drawn == "python" else float(torch.initial_seed() % 97)
 
-    runner = runner_of(lambda x: x * draw_scale())
+    runner = runner_of(lambda x: x * draw_scale(), device=device)
     fault = only_fault(runner.verify(), FaultKind.RANDOM)
     assert fault.startswith("RNG does not advance")
     assert "first operator that differs: aten.mul.Tensor" in fault and "x * draw_scale()" in fault

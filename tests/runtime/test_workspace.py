@@ -9,7 +9,7 @@ import torch
 from stepgraph.runtime import Backend, GraphConfig, GraphRunner, Ladder, Mode, PaddingPolicy, Slot, StaticBuffers
 from stepgraph.runtime.breaks import graph_break
 from stepgraph.runtime.config import DecodePhase
-from stepgraph.runtime.errors import CaptureError, ReplayError
+from stepgraph.runtime.errors import CaptureError, InputError, ReplayError
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.workspace import Workspace
 
@@ -39,6 +39,16 @@ def test_growth_moves_it_and_counts(device) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
 def test_odd_shapes(device, shape: tuple[int, ...]) -> None:
     assert Workspace(device).get("x", shape, torch.bfloat16).shape == shape
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, -1), 4, None])
+def test_what_is_no_shape(shape) -> None:
+    workspace = Workspace("cpu")
+    with pytest.raises(
+        InputError, match=r"x wants .*, which is no shape \(at test_workspace.py:\d+ in test_what_is_no"
+    ):
+        workspace.get("x", shape, torch.float32)
+    assert workspace.nbytes == 0
 
 
 def test_a_locked_one_names_who_wants_more(device) -> None:

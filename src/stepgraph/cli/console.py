@@ -90,19 +90,24 @@ def print_run(report: Mapping[str, Any]) -> None:
     table.add_row("reasons", _counts(report["reasons"]))
     routes = sorted(report["routes"], key=lambda route: -route["steps"])
     for route in sorted(routes[:MAX_ROUTES], key=lambda route: (route["kind"] == "mixed", -route["real"])):
-        unit = " tokens" if route["kind"] == "mixed" else ""
-        table.add_row(f"{route['real']} → {route['padded']}{unit}", _route(route))
+        unit = "tokens" if route["kind"] == "mixed" else "rows"
+        table.add_row(f"{route['real']} → {route['padded']} {unit}", _route(route))
     if len(routes) > MAX_ROUTES:
         rest = sum(route["steps"] for route in routes[MAX_ROUTES:])
         table.add_row("other sizes", f"{rest} steps at {len(routes) - MAX_ROUTES} sizes (--json lists them)")
+    for cost in report["breaks"]:
+        if cost["calls"]:
+            each = f"{cost['host_us_per_call']:.0f} µs of the host each"
+            table.add_row("break", escape(f"{cost['name']}: {cost['calls']} calls between graphs, {each}"))
     table.add_row("load", f"{seconds['load']:.2f} s ({report['model']}, {report['dtype']} on {report['device']})")
     captured = {"requests": report["captured_sizes"], "tokens": report["captured_tokens"]}
-    sizes = [f"{', '.join(map(str, some))} {unit}" for unit, some in captured.items() if some]
+    sizes = [f"{', '.join(map(str, some))} {_unit(unit, some[-1])}" for unit, some in captured.items() if some]
     table.add_row("capture", f"{seconds['capture']:.2f} s ({'; '.join(sizes) or 'no graphs'})")
     table.add_row("memory", _memory(report["memory"]))
     for unit, coverage in (("requests", report["coverage"]), ("tokens", report["coverage_mixed"])):
         if captured[unit]:
-            table.add_row("coverage", f"1 to {len(coverage)} {unit}: {_covered(coverage)}")
+            sizes_asked = f"1 to {len(coverage)}" if len(coverage) > 1 else "1"
+            table.add_row("coverage", f"{sizes_asked} {_unit(unit, len(coverage))}: {_covered(coverage)}")
     for change in report["changes"]:
         table.add_row(
             "changed", escape(f"{change['where']}: {change['before']} → {change['after']}, {change['reason']}")
@@ -122,13 +127,18 @@ def _memory(memory: Mapping[str, Any]) -> str:
 def _route(route: Mapping[str, Any]) -> str:
     steps, padding = route["steps"], route["padded"] - route["real"]
     unit = "token" if route["kind"] == "mixed" else "row"
-    padded = f", {padding} padded {unit}{'' if padding == 1 else 's'} each" if padding else ""
+    each = " each" if steps > 1 else ""
+    padded = f", {padding} padded {unit}{'' if padding == 1 else 's'}{each}" if padding else ""
     return f"{steps} {'step' if steps == 1 else 'steps'}{padded} ({route['mode']}, {route['reason']})"
+
+
+def _unit(plural: str, most: int) -> str:
+    return plural.removesuffix("s") if most == 1 else plural
 
 
 def _covered(coverage: Sequence[int | None]) -> str:
     eager = sum(rung is None for rung in coverage)
-    return f"{eager} of them run eagerly" if eager else "each has a graph"
+    return f"{eager} of {len(coverage)} run eagerly" if eager else "all have graphs"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -25,8 +25,7 @@ def explain(path: Path, *, as_json: bool, strict: bool, picture: Path | None) ->
 
     Raises:
         ConfigError: a configuration that is wrong or cannot work, with `strict` one that would be downgraded, or a
-            picture that cannot be drawn.
-        OSError: the picture cannot be written.
+            picture that cannot be drawn or written.
     """
     question = read_question(path)
     try:

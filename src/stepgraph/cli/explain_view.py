@@ -93,8 +93,7 @@ def draw(path: Path, kinds: Mapping[str, Sequence[Decision]]) -> None:
     """A PNG: rows computed against real rows, a panel for each kind of batch, coloured by mode.
 
     Raises:
-        ConfigError: no PNG is asked for, or matplotlib is missing.
-        OSError: the file cannot be written.
+        ConfigError: no PNG is asked for, it cannot be written, or matplotlib is missing.
     """
     if path.suffix.lower() != ".png":
         raise ConfigError(f"picture: {path} must end in .png")
@@ -115,4 +114,9 @@ def draw(path: Path, kinds: Mapping[str, Sequence[Decision]]) -> None:
         axes.plot([0, top], [0, top], color="grey", linewidth=0.5, label="no padding")
         axes.set(title=name, xlabel="real tokens", ylabel="computed tokens")
         axes.legend()
-    figure.savefig(path, format="png", dpi=120)
+    unfinished = path.with_name(f"{path.name}.tmp")
+    try:
+        figure.savefig(unfinished, format="png", dpi=120)
+        unfinished.replace(path)
+    except OSError as error:
+        raise ConfigError(f"picture: {path} cannot be written: {error.strerror or error}") from None

@@ -11,6 +11,7 @@ from stepgraph import __version__
 from stepgraph.cli.run import RunOptions
 from stepgraph.engine import LLM, RequestOutput
 from stepgraph.runtime import Decision
+from stepgraph.runtime.graphs import BreakTotal
 from stepgraph.runtime.naming import describe
 
 
@@ -28,6 +29,7 @@ def make_report(
     Steps are `uniform`, which is decoding, or `mixed`, which is prefill and the decoding beside it. rows: tokens that
     were computed; the same as requests where steps are uniform. captured_sizes: in requests, captured_tokens: those of
     mixed steps. coverage, coverage_mixed: what batches of 1, 2, 3, ... requests, or tokens, are padded to; null: eager.
+    breaks: of breakable graphs, how often each was called at replays, and the host's µs a call; null: never called.
     started, first_at, stopped: seconds on one clock: before the first prompt, at the first text, after the last.
     tokens_per_second: `overall` is all generated tokens over the whole time; `decode` leaves out each request's
     first token and the time until the first text; null where there is nothing to divide.
@@ -56,6 +58,7 @@ def make_report(
         "modes": stats["modes"],
         "reasons": stats["reasons"],
         "routes": stats["routes"],
+        "breaks": [_break_cost(name, total) for name, total in runner.break_costs().items()],
         "tokens": {"prompt": sum(len(output.prompt_token_ids) for output in outputs), "generated": generated},
         "seconds": {"load": llm.load_seconds, "capture": capture.seconds, "generate": stopped - started},
         "tokens_per_second": {
@@ -68,6 +71,11 @@ def make_report(
 
 def _padded(coverage: list[Decision]) -> list[int | None]:
     return [None if route.mode == "EAGER" else route.padded for route in coverage]
+
+
+def _break_cost(name: str, total: BreakTotal) -> dict[str, Any]:
+    host_us = total.host_seconds / total.calls * 1e6 if total.calls else None
+    return {"name": name, "calls": total.calls, "host_us_per_call": host_us}
 
 
 def _result(prompt: str, output: RequestOutput) -> dict[str, Any]:

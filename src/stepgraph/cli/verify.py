@@ -18,9 +18,12 @@ def verify(*, model: str | None, device: str | None, graphs: Graphs, as_json: bo
     from stepgraph.cli.console import ProgressBar, write
     from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
+    from stepgraph.runtime.errors import ConfigError
 
     with ProgressBar(quiet=as_json) as progress:
         llm = LLM(model if model is not None else demo_model_path(), device=device, graphs=graphs, progress=progress)
+    if not llm.capture_report.graphs:
+        raise ConfigError(f"verify: --graphs {graphs} captures nothing here; choose full, breakable or another mode")
     report = llm.verify()
     write(f"{json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if as_json else report}\n")
     return report.ok

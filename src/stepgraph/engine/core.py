@@ -78,7 +78,7 @@ class EngineCore:
         step_tokens = most_tokens(chunk_tokens, max_num_seqs)
         rows = largest_batch(graphs, max_num_seqs)
         tokens = max(rows, step_tokens)
-        group = AttentionGroup(attention.name, attention.support)
+        group = AttentionGroup(attention.name, attention.support, attention.max_query_len)
         self.resolution = resolve(graphs, [group], max_requests=rows, max_tokens=tokens, strict=strict)
         for change in self.resolution.changes:
             if change.severity is Severity.WARNING:
@@ -99,7 +99,9 @@ class EngineCore:
         self.runner.watch(vars(model), "model")
         for index, layer in enumerate(model.layers):
             self.runner.watch(vars(layer), f"model.layers.{index}")
+        self.runner.watch(attention.tensors(), "attention")
         self._rows_staged = 0  # of a step without prefill
+        self._in_doubt = False  # a step failed: what the device holds of the rows is anybody's guess
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -172,6 +174,7 @@ class EngineCore:
             return []
         inputs = self._stage(rows, grown, chunks)
         tokens = self._run(rows, chunks, inputs)
+        self._in_doubt = False
         for request, token in zip(rows, tokens, strict=False):
             request.computed += 1
             request.output.append(token)
@@ -219,7 +222,11 @@ class EngineCore:
         """Patch what changed of the device's state; returns the host's part where the batch changed."""
         for row, index, block in grown:
             self.buffers["block_tables"][row, index] = block
-        moved = {row: (rows[row], rows[row].num_tokens) for row in self.scheduler.take_dirty_rows()}
+        dirty = self.scheduler.take_dirty_rows()
+        if self._in_doubt:
+            dirty = list(range(len(rows)))
+        self._in_doubt = True  # until the tokens are here
+        moved = {row: (rows[row], rows[row].num_tokens) for row in dirty}
         moved.update((row, (chunk.request, chunk.stop)) for row, chunk in enumerate(chunks, start=len(rows)))
         if moved:
             self._patch(moved)

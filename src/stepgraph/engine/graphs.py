@@ -38,6 +38,8 @@ def graph_config(
         raise ConfigError(
             f"max_num_seqs is {max_num_seqs}; at least one request must decode at a time, at most {LARGEST}"
         )
+    if ladder is not None and not isinstance(ladder, Ladder):
+        raise ConfigError(f"ladder: {ladder!r} is no Ladder; make one, for example Ladder.vllm(256) or Ladder.parse(…)")
     if isinstance(graphs, GraphConfig):
         if ladder is not None:
             raise ConfigError("ladder: graphs is a GraphConfig, which has ladders of its own; give only one of them")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -55,8 +56,13 @@ class AddressAudit:
         captured: there are graphs already; where it lies now is taken for what they use.
 
         Raises:
-            ConfigError: something else has this name. Workspaces may share one.
+            ConfigError: something else has this name (workspaces may share one), or it is none of these.
         """
+        if not isinstance(target, torch.nn.Module | Mapping | Workspace):
+            raise ConfigError(
+                f"watch: a module, a mapping from names to tensors, or a Workspace is watched, not "
+                f"{type(target).__name__}; give a single tensor as {{'name': tensor}}"
+            )
         if isinstance(target, Workspace):
             if all(known.workspace is not target for known in self._workspaces):
                 self._workspaces.append(_WatchedWorkspace(name, target))
@@ -149,6 +155,27 @@ class AddressAudit:
                     places += [(module._modules, key, child, int, 0) for key, child in module._modules.items()]
         step = _PLACES_PER_GLANCE
         self._turns = cycle([tuple(places[at : at + step]) for at in range(0, len(places), step)] or [()])
+
+
+def module_of(step: Callable[..., Any]) -> torch.nn.Module | None:
+    """The module that a step is, or is a method of, also where some of its arguments are given already."""
+    while isinstance(step, partial):
+        step = step.func
+    owner = getattr(step, "__self__", step)
+    return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def require_tensors(state: Mapping[str, Any]) -> None:
+    """Refuse a state that could not be saved and compared.
+
+    Raises:
+        ConfigError: no mapping, or names what in it is no tensor.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"state: a mapping from names to tensors is needed, not {type(state).__name__}")
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise ConfigError(f"state {name}: a tensor is needed, not {type(value).__name__}")
 
 
 def _tensors(watched: _Watched) -> Iterator[tuple[str, Mapping[str, object], str, torch.Tensor]]:

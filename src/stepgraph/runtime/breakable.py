@@ -9,15 +9,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 from stepgraph.runtime.break_cost import BreakCost, DeviceClock, measure_once, median_costs
 from stepgraph.runtime.capture_guard import no_captures
 from stepgraph.runtime.errors import ReplayError, StepgraphError
 from stepgraph.runtime.nodes import Dependency, GraphNode
 from stepgraph.runtime.platforms.base import Recording
-
-_BAKED_IN = (bool, int, float, str)
+from stepgraph.runtime.results import Results
 
 
 class Break:
@@ -28,54 +26,34 @@ class Break:
     Tensors among the arguments are frozen; other arguments are the same objects as then, and what the function reads
     by itself it reads afresh.
 
-    args, kwargs, result: as recorded, with tensors that the break may keep: aliases of the arguments, and the places
-    where the segments behind it read its results.
+    args, kwargs: as recorded, with aliases that the break may keep for tensors. results: bring what a replay returns to
+    where the segments read it.
     """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+        self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], results: Results
     ) -> None:
         self.name = name
         self.calls = 0
         self.host_seconds = 0.0
         self.inference = torch.is_inference_mode_enabled()
         self._function = function
-        self._args, self._kwargs = args, kwargs
-        self._held, self._spec = tree_flatten(result)
-        self._is_leaf = self._spec.is_leaf()
+        self._args, self._kwargs, self._results = args, kwargs, results
 
     def __call__(self) -> None:
         """Run the function and bring its results to where the segments read them.
 
         Raises:
-            ReplayError: a result of another structure, shape or dtype than at the recording.
+            ReplayError: a result that the recording has no place for; see Results.bring.
         """
         started = perf_counter()
         try:
-            self._settle(self._function(*self._args, **self._kwargs))
+            self._results.bring(self._function(*self._args, **self._kwargs))
         except Exception as error:
             name_break(error, self.name)
             raise
         self.calls += 1
         self.host_seconds += perf_counter() - started
-
-    def _settle(self, result: Any) -> None:
-        if self._is_leaf:
-            fresh: Sequence[Any] = (result,)
-        else:
-            fresh, spec = tree_flatten(result)
-            if spec != self._spec:
-                raise ReplayError(f"returned {spec} where the recording had {self._spec}; {_WHY}")
-        for held, value in zip(self._held, fresh, strict=True):
-            if isinstance(held, torch.Tensor):
-                if not isinstance(value, torch.Tensor) or value.shape != held.shape or value.dtype != held.dtype:
-                    raise _unlike(held, value)
-                if value.data_ptr() != held.data_ptr():
-                    held.copy_(value)
-                elif value.stride() != held.stride():
-                    raise _unlike(held, value)
-            elif value is not held and (isinstance(value, torch.Tensor) or _differ(held, value)):
-                raise _unlike(held, value)
 
 
 class BreakableRecording:
@@ -183,24 +161,6 @@ def name_break(error: Exception, name: str) -> None:
         error.args = (f"break {name}: {error}", *error.args[1:])
     else:
         error.add_note(f"in the break {name} of a breakable recording")
-
-
-_WHY = "the segments behind it read the recorded place, so a break returns the same at every replay"
-
-
-def _unlike(held: Any, value: Any) -> ReplayError:
-    return ReplayError(f"returned {_describe(value)} where the recording had {_describe(held)}; {_WHY}")
-
-
-def _describe(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return repr(value)
-    return f"a tensor of {tuple(value.shape)} {value.dtype}, strides {value.stride()}"
-
-
-def _differ(held: Any, value: Any) -> bool:
-    """Whether the segments may have taken a plain value in that is now another one."""
-    return (held is None or value is None or isinstance(held, _BAKED_IN)) and bool(held != value)
 
 
 def _shifted(node: GraphNode, by: int) -> GraphNode:

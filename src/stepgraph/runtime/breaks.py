@@ -26,8 +26,12 @@ def graph_break(function: F, *, name: str | None = None) -> F:
 
     At a replay its tensor arguments lie where they lay at the recording, and other arguments are the same objects. What
     it returns lies at the same addresses too: results are copied to where the recording had them, unless they lie in an
-    argument. They keep shape and dtype, and plain values among them stay equal, since the recording has them built in.
-    Every other tensor that it makes is its own: a recorded operation may not read it.
+    argument, which they do at every replay or at none. They keep shape and dtype, and which of them share memory. Plain
+    values among them stay equal, since the recording has them built in; other objects are refused, unless they are an
+    argument. Every other tensor that it makes is its own: a recorded operation may not read it.
+
+    A `try` of the step around a break does not exist at a replay, which goes from segment to segment: an error leaves
+    the replay, and what would handle it belongs inside the break.
 
     name: what reports call it; by default the function's qualified name.
     """

@@ -6,6 +6,7 @@ copy; slots that the device owns lie behind them and are never copied over, sinc
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.errors import ConfigError, InputError
 from stepgraph.runtime.layout import Span, joined, pack
 from stepgraph.runtime.platforms import Platform, platform_for
-from stepgraph.runtime.slots import NUMPY_KNOWS, PaddingPolicy, Rows, Slot
+from stepgraph.runtime.slots import NUMPY_KNOWS, PaddingPolicy, Rows, Slot, check_patch
 
 __all__ = ["PaddingPolicy", "Slot", "StaticBuffers"]
 
@@ -31,7 +32,7 @@ class StaticBuffers:
     device: where the step runs; decides the platform.
 
     Raises:
-        ConfigError: no slots, repeated names, or sizes below 1.
+        ConfigError: no slots, repeated names, or sizes that are no integers or below 1.
     """
 
     def __init__(
@@ -46,7 +47,11 @@ class StaticBuffers:
         self.slots = {slot.name: slot for slot in given}
         if not given or len(self.slots) != len(given):
             raise ConfigError("buffers: give at least one slot, and each a name of its own")
-        self.max_requests, self.max_tokens = max_requests, max_requests if max_tokens is None else max_tokens
+        try:
+            self.max_requests = operator.index(max_requests)
+            self.max_tokens = self.max_requests if max_tokens is None else operator.index(max_tokens)
+        except TypeError:
+            raise ConfigError(f"buffers: {max_requests!r} requests, {max_tokens!r} tokens; both are integers") from None
         if self.max_tokens < self.max_requests:
             raise ConfigError(f"buffers: {self.max_tokens} tokens are fewer than {self.max_requests} requests")
         if self.max_requests < 1 or self.max_tokens < 1:
@@ -182,17 +187,10 @@ class StaticBuffers:
         Raises:
             InputError: a slot that the host owns, values of another shape or kind, or a row that is none.
         """
-        if any(not 0 <= row < self.max_requests for row in rows):
-            raise InputError(f"rows {list(rows)}: the buffers hold rows 0 to {self.max_requests - 1}")
-        checked: list[tuple[str, torch.Tensor]] = []
-        for name, value in values.items():
-            slot = self.slots.get(name)
-            if slot is None or slot.owner != "device":
-                raise InputError(f"slot {name}: only slots with owner='device' are patched; stage() writes the others")
-            source = torch.as_tensor(slot.checked(len(rows), value))
-            checked.append((name, source.to(self.device, slot.dtype)))
+        rows, checked = check_patch(self.slots, self._capacity, rows, values)
+        sources = {name: value.to(self.device, self.slots[name].dtype) for name, value in checked.items()}
         index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
-        for name, source in checked:
+        for name, source in sources.items():
             self._on_device[name].index_copy_(0, index, source)
             self._patched[name].update(rows)
 
@@ -216,7 +214,7 @@ class StaticBuffers:
                 if slot.name not in fed:
                     self._reset_moved_rows(slot, rows, value)
                     continue
-                stop = max(stop, self._rows_before(slot))
+                stop = max(stop, self._heads_staged[slot.per])
             if rows < stop:
                 if slot.name in fed or slot.name in self._fed_from_device:
                     self._on_device[slot.name][rows:stop] = value
@@ -227,7 +225,7 @@ class StaticBuffers:
 
     def _reset_moved_rows(self, slot: Slot, rows: int, value: float) -> None:
         """The step advances this slot itself: only rows that were given up, or join without a patch, are reset."""
-        before, patched = self._rows_before(slot), self._patched[slot.name]
+        before, patched = self._heads_staged[slot.per], self._patched[slot.name]
         if rows < before:
             self._on_device[slot.name][rows:before] = value
         for row in range(before, rows):
@@ -236,10 +234,6 @@ class StaticBuffers:
         for row in patched:
             if row >= max(rows, before):  # patched, but no request came to stand there
                 self._on_device[slot.name][row] = value
-
-    def _rows_before(self, slot: Slot) -> int:
-        """Rows of the slot that were real at the last staging."""
-        return self._heads_staged[slot.per]
 
     def _upload(self, fed: set[str]) -> None:
         newly_fed = {name for name in fed if name in self._on_host} - self._fed_from_device

@@ -112,7 +112,11 @@ class Captured:
         return list(self._graphs.pending())
 
     def coverage(self, query_len: int = 1) -> list[Decision]:
-        """The route of every uniform batch from 1 to what the buffers hold, known before the first request."""
+        """The route of every uniform batch from 1 to what the buffers hold, known before the first request.
+
+        Raises:
+            InputError: a query length below 1.
+        """
         return self._graphs.coverage(query_len)
 
     def coverage_mixed(self) -> list[Decision]:

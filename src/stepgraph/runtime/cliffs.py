@@ -1,4 +1,4 @@
-"""Where a ladder lets batches fall off."""
+"""What falls off a ladder, in sentences."""
 
 from __future__ import annotations
 

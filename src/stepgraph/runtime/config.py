@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import Ladder
+
+C = TypeVar("C", bound=StrEnum)
 
 
 class Backend(StrEnum):
@@ -39,7 +43,9 @@ class DecodePhase:
     query_lens: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
+        _set(self, "backend", _chosen(Backend, self.backend, "decode: unknown backend"))
         _require_ladder("decode", self.backend, self.ladder)
+        _set(self, "query_lens", _whole_numbers(self.query_lens, "decode: query lengths"))
         if not self.query_lens or min(self.query_lens) < 1 or len(set(self.query_lens)) < len(self.query_lens):
             raise ConfigError(f"decode: query lengths {self.query_lens} must be distinct and at least 1")
 
@@ -62,10 +68,14 @@ class PrefillPhase:
     pad_floor: int = 64
 
     def __post_init__(self) -> None:
+        _set(self, "backend", _chosen(Backend, self.backend, "prefill: unknown backend"))
         _require_ladder("prefill", self.backend, self.ladder)
-        if self.max_requests is not None and self.max_requests < 1:
-            raise ConfigError(f"prefill: {self.max_requests} request slots; a graph needs at least one")
-        if not self.pad_factor >= 1 or self.pad_floor < 0:
+        if self.max_requests is not None:
+            _whole_numbers([self.max_requests], "prefill: max_requests")
+            if self.max_requests < 1:
+                raise ConfigError(f"prefill: {self.max_requests} request slots; a graph needs at least one")
+        _whole_numbers([self.pad_floor], "prefill: pad_floor")
+        if not isinstance(self.pad_factor, int | float) or not self.pad_factor >= 1 or self.pad_floor < 0:
             raise ConfigError(
                 f"prefill: pad_factor {self.pad_factor} must be at least 1, and pad_floor {self.pad_floor} at least 0"
             )
@@ -93,14 +103,13 @@ class GraphConfig:
     lazy: bool = False
 
     def __post_init__(self) -> None:
+        _whole_numbers([self.warmups], "graphs: warmups")
         if self.warmups < 0:
             raise ConfigError(f"graphs: {self.warmups} warm-ups; there cannot be fewer than none")
+        _set(self, "lora_cases", _whole_numbers(self.lora_cases, "graphs: LoRA cases"))
         if not self.lora_cases or min(self.lora_cases) < 0 or list(self.lora_cases) != sorted(set(self.lora_cases)):
             raise ConfigError(f"graphs: LoRA cases {self.lora_cases} must ascend from 0 or more, each once")
-        try:
-            object.__setattr__(self, "debug", Debug(self.debug))
-        except ValueError:
-            raise ConfigError(f"graphs: unknown debug {self.debug!r}; known are {', '.join(Debug)}") from None
+        _set(self, "debug", _chosen(Debug, self.debug, "graphs: unknown debug"))
 
     @classmethod
     def preset(
@@ -135,10 +144,37 @@ class GraphConfig:
             DecodePhase(decode, ladder if decode is not disabled else None, query_lens),
             PrefillPhase(prefill, prefill_ladder if prefill is not disabled else None),
             warmups=warmups,
-            debug=Debug(debug),
+            debug=_chosen(Debug, debug, "graphs: unknown debug"),
         )
 
 
+def _set(config: object, name: str, value: object) -> None:
+    """In a frozen configuration, what was given by another type."""
+    object.__setattr__(config, name, value)
+
+
+def _chosen(choices: type[C], value: str, unknown: str) -> C:
+    try:
+        return choices(value)
+    except ValueError:
+        raise ConfigError(f"{unknown} {value!r}; known are {', '.join(choices)}") from None
+
+
+def _whole_numbers(values: Iterable[int], what: str) -> tuple[int, ...]:
+    try:
+        given = tuple(values)
+    except TypeError:
+        raise ConfigError(f"{what} {values!r}: give them as a tuple, such as (1,)") from None
+    for value in given:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(f"{what}: {value!r} is not a whole number")
+    return given
+
+
 def _require_ladder(phase: str, backend: Backend, ladder: Ladder | None) -> None:
+    if ladder is not None and not isinstance(ladder, Ladder):
+        raise ConfigError(
+            f"{phase}: ladder {ladder!r} is not a Ladder; make one, for example Ladder.explicit([1, 2, 4])"
+        )
     if backend is not Backend.DISABLED and ladder is None:
         raise ConfigError(f"{phase}: backend {backend} needs a ladder, for example Ladder.vllm(256)")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.naming import describe
+
+V = TypeVar("V")
 
 
 class Mode(StrEnum):
@@ -40,14 +43,26 @@ class Reason(StrEnum):
 # Compared by identity: a dispatcher makes one a batch, and counting steps then costs next to nothing.
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """One batch's route: `key` is the captured descriptor, and the batch itself for EAGER."""
+    """One batch's route: `key` is the captured descriptor, and the batch itself for EAGER.
+
+    parts: what `detail` is put together from once somebody asks: formatting takes longer than a whole dispatch.
+    """
 
     batch: BatchDescriptor
     mode: Mode
     key: BatchDescriptor
     reason: Reason
-    detail: str
-    wanted: BatchDescriptor | None = None  # the pending key that would run it
+    parts: tuple[object, ...]
+
+    @property
+    def wanted(self) -> BatchDescriptor | None:
+        """The key that would run the batch and is still to be captured."""
+        return None
+
+    @property
+    def detail(self) -> str:
+        """The reason with its numbers, and what to change."""
+        return "".join(map(str, self.parts))
 
     @property
     def real(self) -> int:
@@ -58,6 +73,17 @@ class Decision:
     def padded(self) -> int:
         """Rows that are computed, in the same unit."""
         return self.key.num_tokens if self.key.query_len is None else (self.key.num_reqs or 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting(Decision):
+    """The route of a batch for as long as its own key is still to be captured."""
+
+    pending: BatchDescriptor
+
+    @property
+    def wanted(self) -> BatchDescriptor | None:
+        return self.pending
 
 
 MOST_PASSING = 4096
@@ -77,7 +103,7 @@ class Dispatcher:
         max_requests: int,
         captured: Mapping[BatchDescriptor, Mode],
         dropped: Mapping[BatchDescriptor, str] | None = None,
-        pending: Iterable[BatchDescriptor] = (),
+        pending: Mapping[BatchDescriptor, Mode] | None = None,
     ) -> None:
         """max_requests: rows that the buffers hold. captured: the keys that have a graph, and how it runs. dropped:
         those that failed to capture, each with why; their batches take the next larger one. pending: those that will
@@ -86,12 +112,10 @@ class Dispatcher:
         self._max_requests = max_requests
         slots = config.prefill.max_requests
         self._request_slots = max_requests if slots is None else min(slots, max_requests)
-        self._captured = dict(captured)
-        self._dropped = dict(dropped or {})
-        # By query length (None: relaxed) and LoRA case: sizes, ascending, in requests or in tokens, and their keys.
-        self._rungs = _rungs(self._captured)
-        self._lost = _rungs(self._dropped)
-        self._pending = _rungs(pending)
+        self._disabled = config.decode.backend is Backend.DISABLED and config.prefill.backend is Backend.DISABLED
+        self._rungs = _rungs(captured)
+        self._lost = _rungs(dropped or {})
+        self._pending = _rungs(pending or {})
         self._decisions: dict[BatchDescriptor, Decision] = {}
         self._passing: deque[BatchDescriptor] = deque()
 
@@ -121,16 +145,16 @@ class Dispatcher:
     def _decide(self, batch: BatchDescriptor) -> Decision:
         if batch.num_reqs is None:
             raise ValueError(f"{batch} is a key; a live batch says how many requests it has")
-        config = self._config
-        if config.decode.backend is Backend.DISABLED and config.prefill.backend is Backend.DISABLED:
+        if self._disabled:
             return _eager(batch, Reason.DISABLED, "graphs are disabled")
-        if not self._captured and not self._dropped and not self._pending:
+        if not self._rungs and not self._lost and not self._pending:
             return _eager(batch, Reason.NO_SUCH_KEY, "nothing is captured yet; call capture()")
-        case = next((case for case in config.lora_cases if case >= batch.num_loras), None)
-        if case is None:
-            most = config.lora_cases[-1]
-            detail = f"{batch.num_loras} active adapters; the largest captured case has {most}; add one to lora_cases"
-            return _eager(batch, Reason.TOO_MANY_LORAS, detail)
+        cases = self._config.lora_cases
+        place = bisect_left(cases, batch.num_loras)
+        if place == len(cases):
+            told = (batch.num_loras, " active adapters; the largest captured case has ", cases[-1])
+            return _eager(batch, Reason.TOO_MANY_LORAS, *told, "; add one to lora_cases")
+        case = cases[place]
         if batch.query_len is None:
             return self._relaxed(batch, case)
         full = self._full(batch, case)
@@ -138,8 +162,8 @@ class Dispatcher:
             return full
         relaxed = self._relaxed(batch, case)
         if relaxed.mode is not Mode.EAGER:
-            detail = f"{full.detail}; {relaxed.detail}"
-            return Decision(batch, relaxed.mode, relaxed.key, Reason.RELAXED, detail, full.wanted)
+            route = (batch, relaxed.mode, relaxed.key, Reason.RELAXED, (*full.parts, "; ", *relaxed.parts))
+            return Decision(*route) if full.wanted is None else Waiting(*route, full.wanted)
         # Of the two misses the one to mend: the full key's, unless this kind of batch was never to have one.
         unwanted = full.reason in (Reason.DISABLED, Reason.NO_SUCH_KEY) and relaxed.reason is not Reason.DISABLED
         return relaxed if unwanted else full
@@ -149,17 +173,17 @@ class Dispatcher:
         if self._config.decode.backend is Backend.DISABLED:
             return _eager(batch, Reason.DISABLED, "graphs are disabled for uniform batches")
         if batch.query_len not in self._config.decode.query_lens:
-            detail = f"{batch.query_len} tokens a request; add {batch.query_len} to decode.query_lens to capture it"
-            return _eager(batch, Reason.NO_SUCH_KEY, detail)
+            told = (batch.query_len, " tokens a request; add ", batch.query_len, " to decode.query_lens to capture it")
+            return _eager(batch, Reason.NO_SUCH_KEY, *told)
         rows = batch.num_reqs or 0
-        key = _at_least(self._rungs, (batch.query_len, case), rows)
-        waits = self._waits(batch, (batch.query_len, case), rows, key)
-        if waits is not None:
+        rung = _at_least(self._rungs, (batch.query_len, case), rows)
+        if self._pending and (waits := self._waits(batch, (batch.query_len, case), rows, rung)) is not None:
             return waits
-        if key is None:
+        if rung is None:
             return self._off(batch, (batch.query_len, case), rows, "requests")
+        key, mode = rung
         reason = Reason.EXACT if key.num_reqs == rows else Reason.PADDED
-        return Decision(batch, self._captured[key], key, reason, f"{rows} → {key.num_reqs}")
+        return Decision(batch, mode, key, reason, (rows, " → ", key.num_reqs))
 
     def _relaxed(self, batch: BatchDescriptor, case: int) -> Decision:
         """By the token count alone."""
@@ -167,69 +191,69 @@ class Dispatcher:
         if prefill.backend is Backend.DISABLED:
             return _eager(batch, Reason.DISABLED, "graphs are disabled for mixed batches")
         if (batch.num_reqs or 0) > self._request_slots:
-            detail = (
-                f"{batch.num_reqs} requests; a prefill graph has {self._request_slots} request slots; "
-                f"raise prefill.max_requests"
-            )
-            return _eager(batch, Reason.TOO_MANY_REQUESTS, detail)
-        key = _at_least(self._rungs, (None, case), tokens)
-        waits = self._waits(batch, (None, case), tokens, key)
-        if waits is not None:
+            told = (batch.num_reqs, " requests; a prefill graph has ", self._request_slots, " request slots")
+            return _eager(batch, Reason.TOO_MANY_REQUESTS, *told, "; raise prefill.max_requests")
+        rung = _at_least(self._rungs, (None, case), tokens)
+        if self._pending and (waits := self._waits(batch, (None, case), tokens, rung)) is not None:
             return waits
-        if key is None:
+        if rung is None:
             return self._off(batch, (None, case), tokens, "tokens")
+        key, mode = rung
         padded = key.num_tokens
         if padded > prefill.pad_factor * tokens and padded > prefill.pad_floor:
-            detail = (
-                f"{tokens} tokens would be padded to {padded}, more than {prefill.pad_factor:g} times; "
-                f"capture a size between them, or raise prefill.pad_factor"
-            )
-            return _eager(batch, Reason.OVER_PADDED, detail)
+            much = (tokens, " tokens would be padded to ", padded, ", more than ", f"{prefill.pad_factor:g}", " times")
+            advice = "; capture a size between them, or raise prefill.pad_factor"
+            return _eager(batch, Reason.OVER_PADDED, *much, advice)
         reason = Reason.EXACT if padded == tokens else Reason.PADDED
-        return Decision(batch, self._captured[key], key, reason, f"{tokens} → {padded} tokens")
+        return Decision(batch, mode, key, reason, (tokens, " → ", padded, " tokens"))
 
     def _waits(
-        self, batch: BatchDescriptor, family: _Family, size: int, captured: BatchDescriptor | None
+        self, batch: BatchDescriptor, family: _Family, size: int, captured: tuple[BatchDescriptor, Mode] | None
     ) -> Decision | None:
         """The decision on a batch whose own key is still to be captured; None where it is not so."""
-        wanted = _at_least(self._pending, family, size)
-        if wanted is None or (captured is not None and captured.num_tokens <= wanted.num_tokens):
+        found = _at_least(self._pending, family, size)
+        if found is None or (captured is not None and captured[0].num_tokens <= found[0].num_tokens):
             return None
-        detail = f"the graph of {describe(wanted)} is captured later; capture_pending() does it"
-        return Decision(batch, Mode.EAGER, batch, Reason.PENDING, detail, wanted)
+        parts = ("the graph of ", describe(found[0]), " is captured later; capture_pending() does it")
+        return Waiting(batch, Mode.EAGER, batch, Reason.PENDING, parts, found[0])
 
     def _off(self, batch: BatchDescriptor, family: _Family, size: int, unit: str) -> Decision:
         """Why no captured size of a family holds `size`."""
         lost = _at_least(self._lost, family, size)
         if lost is not None:
-            size = lost.num_tokens if lost.num_reqs is None else lost.num_reqs
-            return _eager(batch, Reason.SIZE_DROPPED, f"size {size} of {unit} is dropped: {self._dropped[lost]}")
-        sizes = sorted({*self._rungs.get(family, _NONE)[0], *self._lost.get(family, _NONE)[0]})
+            key, why = lost
+            size = key.num_tokens if key.num_reqs is None else key.num_reqs
+            return _eager(batch, Reason.SIZE_DROPPED, "size ", size, " of ", unit, " is dropped: ", why)
+        sizes = [known[family][0][-1] for known in (self._rungs, self._lost) if family in known]
         if not sizes:
             return _eager(batch, Reason.NO_SUCH_KEY, "no size is captured for this kind of batch")
-        detail = f"{size} {unit}; the largest size of the ladder is {sizes[-1]}; capture a size of at least {size}"
-        return _eager(batch, Reason.ABOVE_LADDER, detail)
+        told = (size, " ", unit, "; the largest size of the ladder is ", max(sizes))
+        return _eager(batch, Reason.ABOVE_LADDER, *told, "; capture a size of at least ", size)
 
 
 _Family = tuple[int | None, int]
-_Rungs = dict[_Family, tuple[list[int], list[BatchDescriptor]]]
-_NONE: tuple[list[int], list[BatchDescriptor]] = ([], [])
+"""A query length (None: relaxed) and a LoRA case."""
+
+_Rungs = dict[_Family, tuple[list[int], list[tuple[BatchDescriptor, V]]]]
+"""Sizes, ascending, in requests or in tokens; and for each its key and what is known of that."""
 
 
-def _rungs(keys: Iterable[BatchDescriptor]) -> _Rungs:
-    families: _Rungs = {}
-    for key in sorted(keys, key=lambda key: key.num_tokens):
-        sizes, members = families.setdefault((key.query_len, key.num_loras), ([], []))
+def _rungs(keys: Mapping[BatchDescriptor, V]) -> _Rungs[V]:
+    families: _Rungs[V] = {}
+    for key, value in sorted(keys.items(), key=lambda item: item[0].num_tokens):
+        sizes, rungs = families.setdefault((key.query_len, key.num_loras), ([], []))
         sizes.append(key.num_tokens if key.num_reqs is None else key.num_reqs)
-        members.append(key)
+        rungs.append((key, value))
     return families
 
 
-def _at_least(rungs: _Rungs, family: _Family, size: int) -> BatchDescriptor | None:
-    sizes, keys = rungs.get(family, _NONE)
+def _at_least(rungs: _Rungs[V], family: _Family, size: int) -> tuple[BatchDescriptor, V] | None:
+    if family not in rungs:
+        return None
+    sizes, members = rungs[family]
     place = bisect_left(sizes, size)
-    return keys[place] if place < len(keys) else None
+    return members[place] if place < len(sizes) else None
 
 
-def _eager(batch: BatchDescriptor, reason: Reason, detail: str) -> Decision:
-    return Decision(batch, Mode.EAGER, batch, reason, detail)
+def _eager(batch: BatchDescriptor, reason: Reason, *parts: object) -> Decision:
+    return Decision(batch, Mode.EAGER, batch, reason, parts)

@@ -15,7 +15,7 @@ from stepgraph.runtime.capture import CapturedGraph, CaptureReport
 from stepgraph.runtime.cliffs import cliffs
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode
-from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.errors import CaptureError, InputError
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.outputs import Unit, real_rows
 
@@ -81,6 +81,8 @@ class Graphs:
 
     def coverage(self, query_len: int) -> list[Decision]:
         buffers = self._buffers
+        if query_len < 1:
+            raise InputError(f"query_len {query_len}: a request brings at least one token")
         return self.dispatcher.coverage(min(buffers.max_requests, buffers.max_tokens // query_len), query_len)
 
     def coverage_mixed(self) -> list[Decision]:

@@ -159,7 +159,8 @@ class Ladder:
         try:
             sizes = [int(part) for part in text.split(",")]
         except ValueError:
-            raise ConfigError(f"ladder: {text!r} is neither vllm, sglang nor sizes such as 1,2,4,8") from None
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            raise ConfigError(f"ladder: {shown!r} is neither vllm, sglang nor sizes such as 1,2,4,8") from None
         return cls.explicit(sizes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
-from stepgraph.runtime.errors import CaptureError, InputError, ReplayError
+from stepgraph.runtime.errors import CaptureError, InputError
 
 
 def named_outputs(result: Any) -> dict[str, torch.Tensor]:
@@ -42,7 +42,7 @@ class SharedOutputs:
     A result that already lies in the step's own persistent buffers is left there: it costs no copy.
 
     What an output's rows count is learned from the keys: at a key where tokens and request rows are the same number
-    both fit, and the next key that tells them apart decides. An output that fits rows and a fixed size has rows.
+    both fit, and the next key that tells them apart decides. So it is with a fixed size that happens to be a count.
 
     persistent: the slab. max_tokens, max_requests: rows at the largest keys.
     """
@@ -69,13 +69,25 @@ class SharedOutputs:
         """Whether some output may count tokens as well as requests."""
         return any(Unit.TOKEN in units and Unit.REQUEST in units for units in self._units.values())
 
+    @property
+    def maybe_fixed(self) -> bool:
+        """Whether some output may have a fixed size as well as rows. Of a single row nothing can be cut."""
+        return any(
+            len(units) > 1 and Unit.NEITHER in units and self._fixed[name] > 1 for name, units in self._units.items()
+        )
+
     def learn(self, result: Any, tokens: int, requests: int) -> dict[str, torch.Tensor]:
         """Take down what the rows of a result count, at a size of so many tokens and request rows.
 
         Raises:
-            CaptureError: an output whose rows fit no reading that fitted before.
+            CaptureError: an output whose rows fit no reading that fitted before, or outputs of other names.
         """
         named = named_outputs(result)
+        if self._units and named.keys() != self._units.keys():
+            raise CaptureError(
+                f"outputs {', '.join(named)} at {tokens} tokens and {requests} request rows, and "
+                f"{', '.join(self._units)} before; a step returns the same names at every size"
+            )
         for name, value in named.items():
             rows = value.shape[0] if value.dim() else None
             counts = {Unit.TOKEN: tokens, Unit.REQUEST: requests, Unit.NEITHER: self._fixed.get(name, rows)}
@@ -96,7 +108,7 @@ class SharedOutputs:
         tokens, requests: rows of this key.
 
         Raises:
-            CaptureError: an output whose dtype or row shape differs between sizes.
+            CaptureError: outputs whose names, dtypes or row shapes differ between sizes.
         """
         lent: dict[str, torch.Tensor] = {}
         for name, value in self.learn(result, tokens, requests).items():
@@ -127,41 +139,18 @@ def real_rows(
     return {name: value[: real[units[name]]] if units[name] in real else value for name, value in outputs.items()}
 
 
-class StepCount:
-    """Steps of a runner so far, which decide how long an output is its caller's."""
-
-    def __init__(self) -> None:
-        self.done = 0
-
-    def lease(self) -> Callable[[], str | None]:
-        """For the output of the step that is done last: says which step has overwritten it, if any."""
-        made_at = self.done
-
-        def expired() -> str | None:
-            if self.done == made_at:
-                return None
-            return f"step {made_at} made it and step {made_at + 1} has run since"
-
-        return expired
-
-
 class StepOutput:
     """One step's outputs, by name as attributes, and how the step ran.
 
-    The tensors are borrowed: they hold this step's values until the runner's next step. `clone()` keeps them.
-
-    Raises:
-        ReplayError: in debug mode, when a tensor is asked for after a later step overwrote it.
+    The tensors are borrowed: they hold this step's values until the runner's next step. `clone()` keeps them. In debug
+    mode a tensor, or a view of it, that is used after a later step overwrote it raises ReplayError.
     """
 
-    __slots__ = ("_expired", "_tensors", "decision")
+    __slots__ = ("decision", "tensors")
 
-    def __init__(
-        self, tensors: Mapping[str, torch.Tensor], decision: Decision, expired: Callable[[], str | None] | None = None
-    ) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, torch.Tensor], decision: Decision) -> None:
+        self.tensors = tensors
         self.decision = decision
-        self._expired = expired
 
     @property
     def mode(self) -> Mode:
@@ -178,12 +167,6 @@ class StepOutput:
     @property
     def reason(self) -> Reason:
         return self.decision.reason
-
-    @property
-    def tensors(self) -> Mapping[str, torch.Tensor]:
-        if self._expired is not None and (overwritten := self._expired()) is not None:
-            raise ReplayError(f"output read too late: {overwritten}; clone() it before the next step")
-        return self._tensors
 
     def __getattr__(self, name: str) -> torch.Tensor:
         if name.startswith("__") or name in StepOutput.__slots__:  # a copy in the making asks before there is any

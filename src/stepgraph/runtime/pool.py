@@ -4,8 +4,8 @@ What a runner calls:
 
 * a step: `pool.enter()`, then `try: ... finally: pool.leave()`, before anything else of it;
 * capture and release: `refuse_capture_while_serving()` first where it captures, then `with pool.alone():`;
-* recording: `pool.platform.record*(step, pool.handle)`, then `pool.holds_graphs = True`; `pool.renew()` after a capture
-  that failed (out of memory only where the pool holds no graphs) and after a release.
+* recording: inside of that `pool.platform.record*(step, pool.handle)`, then `pool.holds_graphs = True`; `pool.renew()`
+  after a capture that failed (out of memory only where the pool holds no graphs) and after a release.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from stepgraph.runtime.capture_guard import serving
-from stepgraph.runtime.errors import ReplayError
+from stepgraph.runtime.errors import CaptureError, ReplayError
 from stepgraph.runtime.platforms import Platform
+from stepgraph.runtime.platforms.source_line import calling_line
 
 
 class GraphPool:
@@ -39,6 +40,7 @@ class GraphPool:
         self._handle: Any = None
         self._turn = threading.Lock()
         self._inside = 0  # the thread that holds the turn
+        self._alone = False  # whether it holds it for something that is no step
         self._stream: int | None = None  # of the last step, as the driver's handle
         self._index = platform.device.index
         self._stream_now: Callable[[int], int] | None = None
@@ -49,10 +51,23 @@ class GraphPool:
 
     @property
     def handle(self) -> Any:
-        """The platform's pool, for its next recording."""
+        """The platform's pool, for its next recording.
+
+        Raises:
+            CaptureError: this thread does not hold the pool for a capture (`alone()`); names the line that asks.
+        """
+        if not self._alone or self._inside != threading.get_ident():
+            raise CaptureError(
+                f"a recording into a runner's pool outside of a capture, at {calling_line()}; its graphs may run "
+                f"meanwhile: record inside `with pool.alone():`, or into a pool of your own"
+            )
         if self._handle is None:
             self._handle = self.platform.new_pool()
         return self._handle
+
+    def nbytes(self) -> int:
+        """What the present pool has taken for its recordings."""
+        return 0 if self._handle is None else self.platform.pool_bytes(self._handle)
 
     def renew(self) -> None:
         """Record into a fresh pool from now on. A failed capture spends the old one, and so does giving all of its
@@ -94,7 +109,7 @@ class GraphPool:
         if not self._turn.acquire(False):
             raise self._occupied()
         try:
-            self._inside = threading.get_ident()
+            self._inside, self._alone = threading.get_ident(), True
             yield
         finally:
             self._give_turn_back()
@@ -126,7 +141,7 @@ class GraphPool:
         self._stream = stream
 
     def _give_turn_back(self) -> None:
-        self._inside = 0
+        self._inside, self._alone = 0, False
         self._turn.release()
 
     def _last_stream(self) -> torch.cuda.Stream:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stepgraph.runtime.audit import AddressAudit, Watchable
+from stepgraph.runtime.audit import AddressAudit, Watchable, module_of, require_tensors
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport
@@ -19,8 +19,9 @@ from stepgraph.runtime.config import Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.graphs import Graphs
+from stepgraph.runtime.leases import Leases
 from stepgraph.runtime.live_batches import LiveBatches
-from stepgraph.runtime.outputs import StepCount, StepOutput, named_outputs
+from stepgraph.runtime.outputs import StepOutput, named_outputs
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import require_fit
 from stepgraph.runtime.stats import Stats
@@ -40,7 +41,7 @@ class GraphRunner(Captured):
     step: called as `step(**views)` with each slot's leading rows; returns a tensor, a mapping or a named tuple of
         tensors. Once captured it is not called again, except for batches that no graph covers. What it changes
         outside its buffers it must also change on the device. With `lora_cases` other than (0,) it is also given
-        `num_loras`.
+        `num_loras`. Where it is a module or a method of one, that is watched: see `watch`.
     buffers: the step's inputs and its persistent state.
     config: backend and ladder of each phase.
     state: what the step changes outside its buffers, by name (a KV cache); `verify` saves and compares it.
@@ -57,7 +58,8 @@ class GraphRunner(Captured):
     whole contract is in docs/design.md, "Threads and streams".
 
     Raises:
-        ConfigError: a ladder that does not fit the buffers, or a slot that is called like an argument of a call.
+        ConfigError: a ladder that does not fit the buffers, a slot that is called like an argument of a call, or a
+            state that is not made of tensors.
     """
 
     def __init__(
@@ -82,11 +84,14 @@ class GraphRunner(Captured):
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._session = None
         self._live = LiveBatches(buffers)
-        self._steps = StepCount()
+        self._leases = None if config.debug is Debug.OFF else Leases(buffers.slab)
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
         self._audit = AddressAudit()
         self._check: Callable[[], None] | None = None  # before each replay, once something is watched
+        if (module := module_of(step)) is not None:
+            self.watch(module)
         if state is not None:
+            require_tensors(state)
             self.watch(state, "state")
 
     def watch(self, target: Watchable, name: str = "") -> None:
@@ -99,7 +104,7 @@ class GraphRunner(Captured):
         straight after. name: goes before the tensors' dotted names.
 
         Raises:
-            ConfigError: another module or mapping is watched under this name.
+            ConfigError: another module or mapping is watched under this name, or it is nothing that can be watched.
         """
         self._audit.watch(target, name, captured=bool(self._graphs))
         self._check = self._audit.glance if self.config.debug is Debug.OFF else self._audit.sweep
@@ -141,12 +146,15 @@ class GraphRunner(Captured):
             if replays and self._check is not None:
                 self._check()
             self.buffers.stage(batch, decision.key, inputs, self._request_slots)
+            if self._leases is not None:
+                self._leases.step(replays=replays)
             tensors = self._graphs.replay(decision) if replays else self._run_eager(decision)
             self.stats.record(decision)
             if decision.wanted is not None:
                 self._graphs.wanted[decision.wanted] += 1
-            self._steps.done += 1
-            return StepOutput(tensors, decision, None if self.config.debug is Debug.OFF else self._steps.lease())
+            if self._leases is not None:
+                tensors = self._leases.lend(tensors, replayed=replays)
+            return StepOutput(tensors, decision)
         finally:
             self.pool.leave()
 
@@ -171,11 +179,15 @@ class GraphRunner(Captured):
 
         Raises:
             CaptureError: nothing is captured.
+            ConfigError: a tolerance that is negative or no number.
+            InputError: `make_inputs` gives what does not fit the batch.
             ReplayError: another thread is in a step.
         """
         platform, slots = self.pool.platform, self._request_slots
         subject = Subject(self._run, self._graphs, self.buffers, platform, slots, self.state, self._audit.sweep)
         with self.pool.alone(), torch.no_grad():
+            if self._leases is not None:
+                self._leases.verified()
             return verify(subject, make_inputs, seed, batches_per_key, Tolerance(rtol, atol))
 
     def rehearse(self, batch: BatchDescriptor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,8 @@ from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.outputs import SharedOutputs
 from stepgraph.runtime.pool import GraphPool
+
+_log = logging.getLogger(__name__)
 
 
 class CaptureSession:
@@ -48,9 +51,9 @@ class CaptureSession:
         self._buffers.reset()
         try:
             report = self._record(now, progress)
-            if self.outputs.undecided and self._buffers.max_tokens > 1 and any(k.is_relaxed for k in report.graphs):
-                probe = BatchDescriptor.mixed(2, 1)  # tells tokens and requests apart, which no key did
-                self.outputs.learn(self._pool.platform.warm_up(lambda: self._run(probe)), tokens=2, requests=1)
+            for probe in self._probes(report):
+                if self.outputs.maybe_fixed or (self.outputs.undecided and not probe.is_uniform):
+                    self._learn_from(probe)
         finally:
             self._buffers.reset()
         self._pool.platform.synchronize()  # the first call may come on any stream
@@ -87,6 +90,25 @@ class CaptureSession:
     def _step(self, key: BatchDescriptor) -> dict[str, torch.Tensor]:
         rows = self._rows[key]
         return self.outputs.collect(self._run(key), rows["token"], rows["request"])
+
+    def _probes(self, report: CaptureReport) -> list[BatchDescriptor]:
+        """Batches that tell apart what the keys may not have told: tokens, requests, and a size that is always the
+        same."""
+        if any(key.is_relaxed for key in report.graphs):
+            return [BatchDescriptor.mixed(tokens, 1) for tokens in (2, 1) if tokens <= self._buffers.max_tokens]
+        return [BatchDescriptor.decode(1, key.query_len or 1, key.num_loras) for key in list(report.graphs)[:1]]
+
+    def _learn_from(self, probe: BatchDescriptor) -> None:
+        try:
+            self.outputs.learn(self._pool.platform.warm_up(lambda: self._run(probe)), probe.num_tokens, 1)
+        except Exception as error:
+            if not probe.is_uniform:
+                raise
+            _log.warning(  # it serves larger batches, so it need not run at one request
+                "the step does not run at one request (%s), so a size that is always the same and one row a request "
+                "are not told apart: outputs that fit both are cut to the real requests",
+                error,
+            )
 
 
 def _largest(keys: Mapping[BatchDescriptor, Mode]) -> dict[BatchDescriptor, Mode]:

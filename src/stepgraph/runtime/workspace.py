@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stepgraph.runtime.errors import CaptureError, ReplayError
+from stepgraph.runtime.errors import CaptureError, InputError, ReplayError
 from stepgraph.runtime.platforms.source_line import calling_line
 
 
@@ -34,7 +34,10 @@ class Workspace:
         Raises:
             ReplayError: locked, and there is less memory than asked for; names the line that asks.
             CaptureError: the same while a CUDA graph is recorded: its memory would be the graph's.
+            InputError: a shape that is none.
         """
+        if not isinstance(shape, Sequence) or min(shape, default=0) < 0:
+            raise InputError(f"the workspace: {name} wants {shape!r}, which is no shape (at {calling_line()})")
         wanted = math.prod(shape) * dtype.itemsize
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         memory = self._memory.get(name)

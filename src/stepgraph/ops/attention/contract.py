@@ -1,7 +1,8 @@
 """The one contract between a model and its attention: plan outside the graph, run inside it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import torch
@@ -40,6 +41,24 @@ class AttentionShape:
         return self.head_dim**-0.5
 
 
+class LiveTensors(Mapping[str, torch.Tensor]):
+    """Tensors at attribute paths of an object, such as `workspace.parts`. See `AttentionBackend.tensors`."""
+
+    def __init__(self, owner: object, *paths: str) -> None:
+        self._owner = owner
+        self._getters = {path: attrgetter(path) for path in paths}
+
+    def __getitem__(self, path: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._getters[path](self._owner)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._getters)
+
+    def __len__(self) -> int:
+        return len(self._getters)
+
+
 class AttentionBackend(Protocol):
     """Paged attention over one layer's view of the KV cache.
 
@@ -58,12 +77,21 @@ class AttentionBackend(Protocol):
         """What may be captured on the device that the backend was made for."""
 
     @property
+    def max_query_len(self) -> int | None:
+        """The most new tokens of a request that a recording of it replays right; None: any number. A configuration
+        that needs more takes a lesser mode."""
+
+    @property
     def device_types(self) -> tuple[str, ...]:
         """The torch device types it runs on."""
 
     @property
     def pad_seq_len(self) -> int:
         """The length to give padded rows."""
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """What its kernels use besides their arguments (a workspace), by name; looked up anew at each access, so that
+        it shows where a tensor was replaced. A graph holds their addresses: a runner watches them."""
 
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
         """Prepare one decode step, on the host and outside the graph; may do nothing.

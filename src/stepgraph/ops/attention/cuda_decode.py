@@ -51,9 +51,9 @@ class CudaDecode:
         slots, heads = plan.capacity, shape.num_heads
         # Parts of a row's attention; the base-2 logarithm of their sums of weights, and how many programs have written
         # theirs, once for each warp, since each vouches for its own slice.
-        self._parts = torch.empty(slots, heads, shape.head_dim, device=device)
-        self._levels = torch.empty(slots, heads, _WARPS, device=device)
-        self._arrived = torch.zeros(max_rows, shape.num_kv_heads, _WARPS, dtype=torch.int32, device=device)
+        self.parts = torch.empty(slots, heads, shape.head_dim, device=device)
+        self.levels = torch.empty(slots, heads, _WARPS, device=device)
+        self.arrived = torch.zeros(max_rows, shape.num_kv_heads, _WARPS, dtype=torch.int32, device=device)
 
     def __call__(
         self, q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor
@@ -68,7 +68,7 @@ class CudaDecode:
         splits = self.plan.splits(rows)
         params = _Params(
             q.data_ptr(), kv.data_ptr(), block_tables.data_ptr(), seq_lens.data_ptr(), out.data_ptr(),
-            self._parts.data_ptr(), self._levels.data_ptr(), self._arrived.data_ptr(),
+            self.parts.data_ptr(), self.levels.data_ptr(), self.arrived.data_ptr(),
             q.stride(0) * size, q.stride(1) * size, *(kv.stride(axis) * size for axis in range(4)),
             block_tables.stride(0), out.stride(0) * size, out.stride(1) * size, shape.scale * _LOG2_E,
             splits, shape.window or _NO_WINDOW, _MIN_BLOCKS_FULL if fills else _MIN_BLOCKS,

@@ -5,7 +5,7 @@ block tables whenever it is replayed, and works for real lengths only. They are 
 the `custom_op` wrapper adds 15 microseconds to a call, and a decode step makes one call per layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -22,12 +22,16 @@ class ReferenceAttention:
     """The torch reference. A GPU cannot capture it, since it reads lengths on the host; a tape can."""
 
     name = "reference"
+    max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cpu", "cuda")
     pad_seq_len = 0
 
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         self.support = AttentionCGSupport.ALWAYS if device.type == "cpu" else AttentionCGSupport.NEVER
         self._scale, self._window = shape.scale, shape.window
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return {}
 
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read inside the operator."""

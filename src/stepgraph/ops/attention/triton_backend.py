@@ -1,10 +1,10 @@
 """The Triton backend: kernels that a CUDA graph can hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from stepgraph.ops.attention.contract import AttentionShape
+from stepgraph.ops.attention.contract import AttentionShape, LiveTensors
 from stepgraph.ops.attention.decode_plan import DecodeConfig, SplitPlan
 from stepgraph.ops.attention.triton_decode import DecodeWorkspace, paged_decode
 from stepgraph.ops.attention.triton_prefill import paged_prefill
@@ -25,6 +25,7 @@ class TritonAttention:
     name = "triton"
     # Prefill too is launched by the numbers of tokens and requests alone: how they are shared is read on the device.
     support = AttentionCGSupport.ALWAYS
+    max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cuda",)
     pad_seq_len = 0
 
@@ -48,6 +49,9 @@ class TritonAttention:
     def splits(self, rows: int) -> int:
         """Programs that share a row and KV head in a decode of `rows`."""
         return self.decode_plan.splits(rows)
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        return LiveTensors(self, "workspace.parts", "workspace.levels", "workspace.arrived")
 
     def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read by the kernels."""

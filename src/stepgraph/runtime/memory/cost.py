@@ -48,13 +48,13 @@ class CostMeter:
     def warmed_up(self) -> None:
         """The warm-ups are done; what follows is the recording."""
         self._at_warm = self._pool.platform.memory()
-        self._pool_before = self._pool.platform.pool_bytes(self._pool.handle)
+        self._pool_before = self._pool.nbytes()
         self._warm = perf_counter()
 
     def pool_growth(self) -> int:
         """Bytes that the pool has grown by since the warm-ups; 0 before."""
         before = self._pool_before
-        return 0 if before is None else self._pool.platform.pool_bytes(self._pool.handle) - before
+        return 0 if before is None else self._pool.nbytes() - before
 
     def cost(self, recording: Recording) -> CaptureCost:
         """The key is recorded."""

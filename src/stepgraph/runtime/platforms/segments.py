@@ -17,6 +17,7 @@ from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.platforms.base import Recording
 from stepgraph.runtime.platforms.refusals import refuse_operator
 from stepgraph.runtime.regions import logging_regions
+from stepgraph.runtime.results import lay_out
 
 T = TypeVar("T")
 
@@ -59,9 +60,13 @@ def record_segments(segments: Segments, step: Callable[[], T], *, every_op: bool
 
 def record_whole(step: Callable[[], T], clock: Callable[[], DeviceClock] | None = None) -> tuple[BreakableRecording, T]:
     """The whole step as one break: every replay runs its Python, and its results go where the first ones were put."""
-    result = step()
-    held = tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor).copy_(tensor), result)
-    return BreakableRecording([Break("step", step, (), {}, held)], clock), held
+
+    def place(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        placed = torch.empty_like(tensor).copy_(tensor)
+        return placed, placed
+
+    result, results = lay_out(step(), (), place=place)
+    return BreakableRecording([Break("step", step, (), {}, results)], clock), result
 
 
 class _Session:
@@ -96,7 +101,8 @@ class _Session:
 
     def _break(self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._end_segment()
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         held_args, held_kwargs = tree_map_only(torch.Tensor, self._segments.alias, (args, kwargs))
         layouts = [_layout(tensor) for tensor in tensors]
         try:
@@ -104,11 +110,13 @@ class _Session:
                 result = function(*args, **kwargs)
             if layouts != [_layout(tensor) for tensor in tensors]:
                 raise CaptureError("gives an argument another shape or other memory; return a new tensor instead")
+            handed, results = lay_out(
+                result, leaves, place=self._segments.place, alias=self._segments.alias, begin=self._segments.open
+            )
         except Exception as error:
             name_break(error, name)
             raise
-        handed, held = self._place(result, {tensor.untyped_storage()._cdata for tensor in tensors})
-        self.parts.append(Break(name, function, held_args, held_kwargs, held))
+        self.parts.append(Break(name, function, held_args, held_kwargs, results))
         return handed
 
     def _refuse_to_go_on(self) -> None:
@@ -116,21 +124,6 @@ class _Session:
             raise CaptureError(
                 f"break {self.inside} failed and the step went on; let the error pass, or catch it inside the break"
             )
-
-    def _place(self, result: Any, argument_storages: set[int]) -> tuple[Any, Any]:
-        """Open the next segment, and give a break's result the place where it is read: as handed on, as held."""
-        places: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        leaves = {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
-        for key, leaf in leaves.items():
-            if leaf.untyped_storage()._cdata in argument_storages:
-                places[key] = leaf, self._segments.alias(leaf)
-        self._segments.open()
-        for key, leaf in leaves.items():
-            if key not in places:
-                places[key] = self._segments.place(leaf)
-        handed = tree_map_only(torch.Tensor, lambda leaf: places[id(leaf)][0], result)
-        held = tree_map_only(torch.Tensor, lambda leaf: places[id(leaf)][1], result)
-        return handed, held
 
     def _end_segment(self) -> None:
         segment = self._segments.close()

@@ -122,7 +122,9 @@ class Bench:
             slot = buffers.slots[name]
             rows = buffers[name]
             real, end = self._heads[slot.per], self._ends[slot.per]
-            rows[real:end] = _worst(slot, rows[:real])
+            worst = _worst(slot, rows[:real])
+            for start, value in enumerate(worst):
+                rows[real + start : end : len(worst)] = value
         seed_everything(self._seed + seed)
 
     def _restore(self) -> None:
@@ -154,11 +156,15 @@ class Bench:
         return [tensor[: min(real)] if real else tensor]
 
 
-def _worst(slot: Slot, real: torch.Tensor) -> float:
-    """What does the most harm where a step reads a row that it should not: NaN, or an index of somebody else's."""
-    if slot.dtype.is_floating_point and slot.pad is not PaddingPolicy.FILL_ONCE:
-        return float("nan")
-    return float(real.float().max()) if slot.dtype.is_floating_point else int(real.max())
+def _worst(slot: Slot, real: torch.Tensor) -> list[float]:
+    """What does the most harm, in turn, where a step uses a row that it should not: NaN, or an index of a real row, and
+    one that no row of the batch has. Which of two writes to a real row's place is the last, a GPU leaves open."""
+    if slot.dtype.is_floating_point:
+        return [float("nan") if slot.pad is not PaddingPolicy.FILL_ONCE else float(real.float().max())]
+    taken = set(real.unique().tolist())
+    largest = max(taken)
+    free = next((index for index in range(int(largest) - 1, 0, -1) if index not in taken), None)
+    return [largest] if free is None or slot.dtype is torch.bool else [largest, free]
 
 
 def seed_everything(seed: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def verify(
 
     Raises:
         CaptureError: nothing is captured.
-        InputError: no batches.
+        InputError: no batches, or inputs that do not fit them.
     """
     if batches_per_key < 1:
         raise InputError(f"{batches_per_key} batches for each key; at least one is needed")
@@ -160,6 +160,8 @@ class _Verifier:
     def _bench(self, key: BatchDescriptor, batch: BatchDescriptor) -> Bench:
         seed = self._rng.randrange(2**31)
         inputs = self._make_inputs(batch, torch.Generator().manual_seed(seed))
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"make_inputs returned {type(inputs).__name__}; it gives each slot's rows by name")
         return Bench(self._subject, self._saved, batch, key, inputs, seed)
 
     def _batches(self, key: BatchDescriptor, count: int) -> list[BatchDescriptor]:

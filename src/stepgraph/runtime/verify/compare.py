@@ -8,6 +8,7 @@ from difflib import SequenceMatcher
 
 import torch
 
+from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.verify.observe import Look, Operation
 
 _OF_LARGEST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -15,10 +16,19 @@ _OF_LARGEST = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 3e-2, to
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|a - b| <= atol + rtol * |b|, element by element; 0 and 0: the same values. NaN equals NaN."""
+    """|a - b| <= atol + rtol * |b|, element by element; 0 and 0: the same values. NaN equals NaN.
+
+    Raises:
+        ConfigError: a bound that is negative or no number.
+    """
 
     rtol: float = 0.0
     atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, bound in (("rtol", self.rtol), ("atol", self.atol)):
+            if not isinstance(bound, int | float) or not bound >= 0:
+                raise ConfigError(f"verify: {name} {bound!r} must be a number of at least 0")
 
     @property
     def exact(self) -> bool:
