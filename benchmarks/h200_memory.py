@@ -49,6 +49,7 @@ def make_profile(cases: Mapping[str, Any]) -> DeviceProfile:
     firsts = [cases[name]["first"] for name in ("decode", "8b", "1b")]  # of a process: the driver had nothing yet
     pools = [session["kinds"] for name in ("8b", "1b") for session in cases[name]["pools"]]
     first = cases["8b"]["first"]
+    prefill_first = [cases[name]["first"]["kinds"] for name in ("8b", "1b")]  # their pools had nothing else yet
     return DeviceProfile(
         device=torch.cuda.get_device_name(),
         total_bytes=first["total"],
@@ -61,7 +62,10 @@ def make_profile(cases: Mapping[str, Any]) -> DeviceProfile:
         },
         driver_before=first["outside_before"],
         loaded=sum(graph["loaded_bytes"] for graph in first["ledger"]["graphs"]),
-        pool={kind: fit(_pool_samples(pools, kind)) for kind in KINDS},
+        pool={
+            "prefill": fit(_pool_samples([*pools, *prefill_first], "prefill")),
+            "decode": fit(_pool_samples(pools, "decode")),
+        },
         driver=fit([sample for session in firsts for sample in _driver_samples(session)]),
         nodes={kind: _nodes(firsts, kind) for kind in KINDS},
     )

@@ -36,7 +36,7 @@ def variants(core: EngineCore, turns: int = 2) -> dict[str, Any]:
         session = CaptureSession(config, core.buffers, runner.pool, runner._run)
         if ascending:
             session._keys = dict(reversed(session._keys.items()))
-        with torch.inference_mode():
+        with torch.inference_mode(), runner.pool.alone():
             report = session.start(None if before_each is None else lambda *_: before_each())
         for graph in report.graphs.values():
             graph.recording.release()
