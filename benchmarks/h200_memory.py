@@ -12,9 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,22 @@ CAPTURE_S, DRIVER_MIB, GROWTH_MIB, RESIDUAL_MIB, FAILURE_MIB, ROUNDS_MIB = 2.0, 
 
 
 def run_cases(folder: Path, names: list[str]) -> dict[str, Any]:
-    """Run some cases and read all. The kernel caches are empty at the start of the first, and kept from there on."""
+    """Run some cases and read all. The kernel caches lie in the folder, and `cold` begins with empty ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as cache:
-        caches = {"TRITON_CACHE_DIR": f"{cache}/triton", "XDG_CACHE_HOME": f"{cache}/xdg"}
-        for name in names:
-            path = folder / f"{name}.json"
-            command = [sys.executable, str(Path(__file__).parent / "memory_cases.py"), name, str(path)]
-            environment = {**os.environ, **caches, "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}"}
-            subprocess.run(command, check=True, env=environment)
-            print(f"{name}: {json.loads(path.read_text(encoding='utf-8'))['process_seconds']:.0f} s", flush=True)
+    cache = folder / "cache"
+    if "cold" in names:
+        shutil.rmtree(cache, ignore_errors=True)
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "XDG_CACHE_HOME": str(cache / "xdg"),
+        "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}",
+    }
+    for name in names:
+        path = folder / f"{name}.json"
+        command = [sys.executable, str(Path(__file__).parent / "memory_cases.py"), name, str(path)]
+        subprocess.run(command, check=True, env=environment)
+        print(f"{name}: {json.loads(path.read_text(encoding='utf-8'))['process_seconds']:.0f} s", flush=True)
     return {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ORDER}
 
 
