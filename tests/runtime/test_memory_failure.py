@@ -164,3 +164,27 @@ class TestRemedy:
 def test_nothing_captured_says_why() -> None:
     with pytest.raises(CaptureError, match="not one size could be captured; 1 request: out of memory"):
         runner_of(torch.device("cpu"), (1,), at=1).capture()
+
+
+def test_a_size_that_cannot_be_recorded_keeps_nothing_after_the_release(device: torch.device) -> None:
+    slots = [Slot("x", torch.int64, "request", PaddingPolicy.ZERO)]
+    buffers = StaticBuffers(max_requests=16, device=device, slots=slots)
+    table = torch.ones(100, WIDTH, device=device)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        looked_up = table[x] * 2
+        if len(x) == 4:
+            looked_up.sum().item()
+        return looked_up.sum(1)
+
+    runner = GraphRunner(step, buffers, GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit(SIZES)))
+    platform = runner.pool.platform
+    step(torch.zeros(16, dtype=torch.int64, device=device))
+    platform.give_back()
+    before = platform.memory()
+    report = runner.capture()
+    assert list(report.dropped) == [BatchDescriptor.decode(4)]
+    assert runner(x=[5]).output.tolist() == [2.0 * WIDTH]
+    runner.release()
+    after = platform.memory()
+    assert before is None or after is None or after.reserved - before.reserved <= 4 * MIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.base import DeviceMemory
-from stepgraph.runtime.platforms.cuda_memory import device_memory, pool_segments
+from stepgraph.runtime.platforms.cuda_memory import device_memory, let_go_of, pool_segments
 from stepgraph.runtime.platforms.cuda_segments import CudaRecording, CudaSegments
 from stepgraph.runtime.platforms.segments import record_segments, record_whole
 from stepgraph.runtime.regions import logging_regions
@@ -99,6 +100,8 @@ class CudaPlatform:
         index = torch.device(device).index
         self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         self._stream = torch.cuda.Stream(self.device)
+        self._recordings: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
+        self._spent: list[Any] = []  # pools in which a capture was refused
         # All that torch hands out: it does so in turn from a fixed number, so a full round leaves the turn as it was.
         self._side_streams = [
             torch.cuda.Stream(self.device, priority=priority)
@@ -118,6 +121,10 @@ class CudaPlatform:
     def give_back(self) -> None:
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
+        unused = [pool for pool in self._spent if all(one.released or one.pool != pool for one in self._recordings)]
+        self._spent = [pool for pool in self._spent if pool not in unused]
+        if any([let_go_of(pool, self.device) for pool in unused]):
+            torch.cuda.empty_cache()
 
     def warm_up(self, step: Callable[[], T]) -> T:
         current = torch.cuda.current_stream(self.device)
@@ -162,8 +169,11 @@ class CudaPlatform:
             try:
                 with logging_regions(segments.log):
                     yield segments
+                self._recordings.update(segments.made)
             except BaseException as error:
                 refused = segments.abandon(error)
+                if segments.spent:
+                    self._spent.append(pool)
                 if refused is error:
                     raise
                 raise refused from error

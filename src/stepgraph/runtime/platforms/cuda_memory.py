@@ -17,6 +17,19 @@ def device_memory(device: torch.device) -> DeviceMemory:
     return DeviceMemory(total, free, **sizes)
 
 
+def let_go_of(pool: Any, device: torch.device) -> bool:
+    """Take a user off a pool that has none and is still held for one: a capture that failed in older torch.
+
+    To be called after `empty_cache()`, which returns the memory of pools without users. Returns whether another one
+    will now return more.
+    """
+    held = [one for one in torch.cuda.memory_snapshot(pool) if tuple(one["segment_pool_id"]) == tuple(pool)]
+    if not held or any(one["allocated_size"] for one in held):
+        return False
+    torch._C._cuda_releasePool(device.index, pool)
+    return True
+
+
 def pool_segments(pool: Any) -> list[tuple[int, int]]:
     """(address, bytes) of each segment that a graph pool has taken from the device."""
     return [

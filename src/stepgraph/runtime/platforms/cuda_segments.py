@@ -23,14 +23,19 @@ from stepgraph.runtime.regions import RegionLog
 class CudaRecording:
     """One instantiated graph, and the captured one that it was made from.
 
-    regions: of its nodes by handle; None where nothing could note them.
+    pool: where its memory lies. regions: of its nodes by handle; None where nothing could note them.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, regions: Mapping[int, str] | None) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, pool: Any, regions: Mapping[int, str] | None) -> None:
+        self.pool = pool
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._regions = regions
         self.node_types: Mapping[str, int] = count_types(graph.raw_cuda_graph())
         self.instantiate_seconds = 0.0
+
+    @property
+    def released(self) -> bool:
+        return self._graph is None
 
     def instantiate(self, stream: torch.cuda.Stream) -> None:
         """Make it executable, and take all the memory that this needs.
@@ -77,7 +82,9 @@ class CudaSegments:
     """Makes recordings one after another; used with `stream` as the current stream.
 
     others: the streams that a step may fork to, for the error that names one which was left behind.
-    kept: graphs without nodes. Tensors may have been made while they were captured, so the pool needs them.
+    made: all of them. kept: those without nodes; tensors may have been made while they were captured, so the pool
+        needs them.
+    spent: whether the driver refused to end a capture, which older torch never takes off the pool's count of users.
     """
 
     def __init__(self, stream: torch.cuda.Stream, pool: Any, others: Sequence[torch.cuda.Stream]) -> None:
@@ -90,7 +97,8 @@ class CudaSegments:
         self._others = {other.cuda_stream: other for other in others}
         self._graph: torch.cuda.CUDAGraph | None = None  # the one that is being captured
         self._nodes: NewNodes | None = None
-        self._made: list[CudaRecording] = []
+        self.made: list[CudaRecording] = []
+        self.spent = False
         self._results: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the break before: the place, the values
         self._pool_ranges: list[tuple[int, int]] | None = None
 
@@ -110,8 +118,8 @@ class CudaSegments:
         self._refuse_unjoined()
         graph.capture_end()
         self._graph = None
-        recording = CudaRecording(graph, regions)
-        self._made.append(recording)
+        recording = CudaRecording(graph, self._pool, regions)
+        self.made.append(recording)
         recording.instantiate(self._stream)
         return recording
 
@@ -155,9 +163,9 @@ class CudaSegments:
             if refused is not None and isinstance(error, torch.OutOfMemoryError):
                 error = CaptureError(f"{error}; and the driver could not end the capture: {refused}")
         self._results = []
-        if self._made:
+        if self.made:
             self._stream.synchronize()  # segments may still run
-            for recording in self._made:
+            for recording in self.made:
                 recording.release()
         return error
 
@@ -168,7 +176,7 @@ class CudaSegments:
             with _empty_graphs_allowed():
                 graph.capture_end()
         except RuntimeError as error:
-            refused = str(error).strip().splitlines()[0]
+            refused, self.spent = str(error).strip().splitlines()[0], True
             # Older torch now leaves the allocator routed to the pool.
             with contextlib.suppress(RuntimeError):  # newer torch has ended it already
                 torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
