@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from engine.tiny import finish, request, tiny_engine, tiny_graphs
 
-from stepgraph.runtime import Ladder, Mode
+from stepgraph import LLM, SamplingParams
+from stepgraph.runtime import Backend, DecodePhase, GraphConfig, Ladder, Mode
 
 
 def tokens(core, gaps: bool) -> list[list[int]]:
@@ -31,3 +32,14 @@ def test_gaps_change_no_token(device: torch.device) -> None:
     assert lazy.runner.stats.by_mode()[Mode.FULL] > 0 and len(lazy.runner.capture_report.graphs) > len(captured)
     lazy.capture_pending()
     assert not lazy.runner.pending
+
+
+def test_an_llm_serves_before_its_graphs_are_there(demo_model) -> None:
+    config = GraphConfig(decode=DecodePhase(Backend.FULL, Ladder.explicit([1, 2])), lazy=True)
+    llm = LLM(demo_model, device="cpu", graphs=config, max_num_seqs=2, max_model_len=64)
+    params = SamplingParams(temperature=0, max_tokens=4)
+    before = llm.generate("One, two,", params)[0].outputs[0].token_ids
+    assert llm.stats.by_reason()["pending"] > 0 and len(llm.capture_report.graphs) == 1
+    assert [key.num_reqs for key in llm.capture_pending().graphs] == [1] and len(llm.capture_report.graphs) == 2
+    assert llm.generate("One, two,", params)[0].outputs[0].token_ids == before
+    assert llm.stats.by_reason()["exact"] > 0

@@ -162,6 +162,19 @@ class LLM:
         """The graphs that run, and what was changed of those asked for, by which rule and why."""
         return self.core.resolution
 
+    def capture_pending(self, seconds: float | None = None) -> CaptureReport:
+        """Of lazy graphs (`GraphConfig(lazy=True)`): record some of those that are left, what most steps wanted first.
+
+        For gaps in the traffic: between two calls, or between two pieces of a stream. seconds: none is begun after so
+        many. Returns what was recorded now; `capture_report` has all.
+
+        Raises:
+            ReplayError: weights or the cache have moved.
+        """
+        report = self.core.capture_pending(seconds)
+        self.capture_report = self.core.runner.capture_report
+        return report
+
     def verify(self, *, seed: int = 0) -> VerifyReport:
         """Replay every graph against eager on random batches, and find the first operator that differs.
 
