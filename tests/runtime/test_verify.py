@@ -176,7 +176,7 @@ def test_a_stale_index_tail(device) -> None:
 
 @pytest.mark.parametrize("pad", [PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY])
 def test_padded_rows_that_write_real_kv(device, pad: PaddingPolicy) -> None:
-    kv = torch.zeros(ROWS + 1, 4, device=device)  # row 0 is nobody's
+    kv = torch.randn(ROWS + 1, 4, device=device)  # row 0 is nobody's; zeros would hide that zeros are written
 
     def step(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         kv[rows] = x
