@@ -176,7 +176,7 @@ def test_a_stale_index_tail(device) -> None:
 
 @pytest.mark.parametrize("pad", [PaddingPolicy.KEEP_PAD, PaddingPolicy.FOREACH_COPY])
 def test_padded_rows_that_write_real_kv(device, pad: PaddingPolicy) -> None:
-    kv = torch.zeros(ROWS + 1, 4, device=device)  # row 0 is nobody's
+    kv = torch.randn(ROWS + 1, 4, device=device)  # row 0 is nobody's; zeros would hide that zeros are written
 
     def step(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         kv[rows] = x
@@ -188,6 +188,21 @@ def test_padded_rows_that_write_real_kv(device, pad: PaddingPolicy) -> None:
     fault = only_fault(runner.verify(place_rows), FaultKind.PADDING)
     assert "state kv: " in fault and f"by the padded rows of slot rows ({pad.name})" in fault
     assert "first operator that differs: aten.index_put_.default" in fault and "kv[rows] = x" in fault
+
+
+def test_padded_rows_that_lose_every_race(device) -> None:
+    """Where a padded row and a real one write the same place, the real one may be the last: the fault is found all the
+    same, by a place that is nobody's in the batch."""
+    kv = torch.randn(ROWS + 1, 4, device=device)
+
+    def step(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        for row in range(len(x) - 1, -1, -1):
+            kv.index_copy_(0, rows[row : row + 1], x[row : row + 1])
+        return x * 2
+
+    runner = runner_of(step, [X, rows_slot(PaddingPolicy.KEEP_PAD)], device, state={"kv": kv[1:]})
+    fault = only_fault(runner.verify(place_rows), FaultKind.PADDING)
+    assert "state kv: " in fault and "by the padded rows of slot rows (KEEP_PAD)" in fault
 
 
 def test_a_tail_that_is_read(device) -> None:

@@ -43,6 +43,7 @@ class Subject:
 class Bench:
     """A batch, the key that runs it, and its inputs. Every run starts from the same state and random seed.
 
+    turn: which of the worst values the first padded row gets; there may be but one.
     poisoned: the slots whose padded rows may hold anything, so that they are filled with the worst.
     """
 
@@ -54,9 +55,10 @@ class Bench:
         key: BatchDescriptor,
         inputs: Mapping[str, Any],
         seed: int,
+        turn: int = 0,
     ) -> None:
         self.subject, self.batch, self.key = subject, batch, key
-        self._saved, self._inputs, self._seed = saved, inputs, seed
+        self._saved, self._inputs, self._seed, self._turn = saved, inputs, seed, turn
         buffers = subject.buffers
         self._heads, self._ends = buffers.rows(batch), buffers.rows(key, subject.request_slots)
         self.poisoned = [
@@ -123,8 +125,8 @@ class Bench:
             rows = buffers[name]
             real, end = self._heads[slot.per], self._ends[slot.per]
             worst = _worst(slot, rows[:real])
-            for start, value in enumerate(worst):
-                rows[real + start : end : len(worst)] = value
+            for start in range(len(worst)):
+                rows[real + start : end : len(worst)] = worst[(self._turn + start) % len(worst)]
         seed_everything(self._seed + seed)
 
     def _restore(self) -> None:

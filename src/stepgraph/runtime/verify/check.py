@@ -61,7 +61,7 @@ class _Verifier:
         reports = {key: KeyReport(key, graph.mode) for key, graph in self._subject.graphs.by_key.items()}
         later: list[tuple[KeyReport, Bench, dict[str, torch.Tensor]]] = []
         for key, report in reports.items():
-            benches = [self._bench(key, batch) for batch in self._batches(key, batches_per_key)]
+            benches = [self._bench(key, *each) for each in enumerate(self._batches(key, batches_per_key))]
             if fault := self._random(benches[0]):
                 report.faults.append(fault)  # what else differs follows from it
                 continue
@@ -157,18 +157,19 @@ class _Verifier:
                 found.append(_how_much(name, value, reference, wrong))
         return found
 
-    def _bench(self, key: BatchDescriptor, batch: BatchDescriptor) -> Bench:
+    def _bench(self, key: BatchDescriptor, turn: int, batch: BatchDescriptor) -> Bench:
         seed = self._rng.randrange(2**31)
         inputs = self._make_inputs(batch, torch.Generator().manual_seed(seed))
         if not isinstance(inputs, Mapping):
             raise InputError(f"make_inputs returned {type(inputs).__name__}; it gives each slot's rows by name")
-        return Bench(self._subject, self._saved, batch, key, inputs, seed)
+        return Bench(self._subject, self._saved, batch, key, inputs, seed, turn // 2)
 
     def _batches(self, key: BatchDescriptor, count: int) -> list[BatchDescriptor]:
-        """Live batches that fit a key: a padded one, one that fills it, then any."""
+        """Live batches that fit a key: a padded one, one that fills it, another padded one, then any."""
         rows = self._subject.buffers.rows(key, self._subject.request_slots)
         size = key.num_tokens if key.num_reqs is None else key.num_reqs
-        sizes = [self._rng.randint(1, max(size - 1, 1)), size, *(self._rng.randint(1, size) for _ in range(count - 2))]
+        padded = [self._rng.randint(1, max(size - 1, 1)) for _ in range(2)]
+        sizes = [padded[0], size, padded[1], *(self._rng.randint(1, size) for _ in range(count - 3))]
         if key.query_len is not None:
             return [BatchDescriptor.decode(n, key.query_len, key.num_loras) for n in sizes[:count]]
         return [

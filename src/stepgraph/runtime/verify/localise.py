@@ -33,7 +33,8 @@ def where_recording_parts(bench: Bench, tolerance: Tolerance, differences: Diffe
         if not differences(bench.replayed_fresh(fresh, outputs), expected):
             return (
                 "recorded again, operator by operator, it agrees with eager: what the recording reads has moved or "
-                "changed since the capture, or it goes wrong only without breaks (a kernel on a stream of its own)",
+                "changed since the capture, or it goes wrong only without breaks (a kernel on a stream of its own); "
+                "what is watched is named once it moves: runner.watch()",
                 *moved,
             )
         return (*(_beside_eager(bench, fresh, tolerance) or _UNSEEN), *moved)
