@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from census import Census, census, listing
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
 
 from stepgraph import SamplingParams
@@ -23,6 +22,7 @@ from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
 from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
+from stepgraph.measure.census import Census, census, listing
 from stepgraph.measure.stream import read_limit
 from stepgraph.ops.attention import get_backend
 from stepgraph.ops.sampling import get_sampler
