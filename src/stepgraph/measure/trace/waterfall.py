@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from stepgraph.measure.trace.intervals import length, overlap, union
 from stepgraph.measure.trace.kineto import Activity, Call
@@ -11,9 +13,14 @@ from stepgraph.measure.trace.steps import StepTrace
 
 @dataclass(frozen=True)
 class Gap:
-    """The device idles inside a step, µs. host: it had run out of what the host had launched."""
+    """The device idles inside a step, µs.
+
+    place: how many activities started before it. after: the name of the one that ended last; before: of the next.
+    host: the device had run out of what the host had launched.
+    """
 
     us: float
+    place: int
     after: str
     before: str
     host: bool
@@ -81,17 +88,32 @@ def waterfall(step: StepTrace) -> StepWaterfall:
     )
 
 
+def lasting_gaps(steps: Sequence[StepWaterfall]) -> list[Gap]:
+    """Those that most steps have at the same place, each with its median, largest first: not a hiccup of one step."""
+    places: dict[int, list[Gap]] = {}
+    for step in steps:
+        for gap in step.gaps:
+            places.setdefault(gap.place, []).append(gap)
+    lasting = []
+    for gaps in places.values():
+        if 2 * len(gaps) > len(steps):
+            gaps = sorted(gaps, key=lambda gap: gap.us)
+            middle = gaps[len(gaps) // 2]
+            lasting.append(replace(middle, us=statistics.median(gap.us for gap in gaps)))
+    return sorted(lasting, key=lambda gap: -gap.us)
+
+
 def _gaps(activities: tuple[Activity, ...], launch: dict[int, Call]) -> list[Gap]:
     """Between the end of all that came before and the next start."""
     gaps, last = [], activities[0]
     seen = {last.correlation}
-    for activity in activities[1:]:
+    for place, activity in enumerate(activities[1:], start=1):
         if activity.start > last.stop:
             call = launch.get(activity.correlation)
             is_new = activity.correlation not in seen
             # A launch whose call had not returned when the device ran dry: it waited for the host.
             host = is_new and call is not None and call.stop > last.stop
-            gaps.append(Gap(activity.start - last.stop, last.name, activity.name, host))
+            gaps.append(Gap(activity.start - last.stop, place, last.name, activity.name, host))
         seen.add(activity.correlation)
         if activity.stop > last.stop:
             last = activity
