@@ -66,4 +66,7 @@ def test_what_libraries_add_is_told_from_a_reduction_and_a_copy_of_the_model() -
 def test_the_usual_count() -> None:
     nodes = [GraphNode(i, "kernel", "k", f"layers.{i}/norm") for i in range(32)]
     assert census(nodes).usual == 330
-    assert by_kernel([*nodes, GraphNode(32, "memset", "", "")]) == {("kernel", "k"): 32, ("memset", ""): 1}
+    assert by_kernel([*nodes, GraphNode(32, "memset", "", "")]) == {
+        ("kernel", "k", False): 32,
+        ("memset", "", False): 1,
+    }

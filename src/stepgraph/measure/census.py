@@ -111,9 +111,9 @@ def census(nodes: Sequence[Launched]) -> Census:
     return Census(tuple(layers[i] for i in sorted(layers)), dict(operations), dict(around), dict(added), dict(types))
 
 
-def by_kernel(nodes: Sequence[Launched]) -> dict[tuple[str, str], int]:
-    """How often each (type, short kernel name) is launched, the most frequent first."""
-    return dict(Counter((node.type, short(node.name)) for node in nodes).most_common())
+def by_kernel(nodes: Sequence[Launched]) -> dict[tuple[str, str, bool], int]:
+    """How often each (type, short kernel name, whether a library adds it) is launched, the most frequent first."""
+    return dict(Counter((node.type, short(node.name), is_added(node)) for node in nodes).most_common())
 
 
 def listing(nodes: Sequence[GraphNode]) -> dict[str, Any]:

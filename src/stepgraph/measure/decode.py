@@ -21,6 +21,7 @@ from stepgraph.engine.sampling_state import sampling_inputs
 from stepgraph.ops.attention import get_backend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
+from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.runner import GraphRunner
@@ -89,7 +90,6 @@ class DecodeRows:
             num_blocks=rows * a_row + 1,
             chunk_tokens=1,
             sampler=get_sampler(sampler),
-            penalties=False,
         )
         self.core.kv_cache.normal_(generator=torch.Generator(device).manual_seed(1))
         self.runner, self.buffers = self.core.runner, self.core.buffers
@@ -112,12 +112,16 @@ class DecodeRows:
             block_tables=self._tables[:count],
         )
         requests = [Request(index, [1], params, 7, 16) for index in range(count)]
-        self.runner(num_requests=count, **sampling_inputs(requests, penalties=False))
+        self.runner(num_requests=count, **sampling_inputs(requests))
 
     def rewind(self) -> None:
         """Back to before the last step. The token is whatever that one chose, which changes nothing of the work."""
         self.buffers["positions"][: self._live] = self.context - 1
         self.buffers["seq_lens"][: self._live] = self.context
+
+    def bare(self) -> object:
+        """The step function itself on the rows that are staged, as a recording of it calls it."""
+        return self.runner._step(**self.buffers.views(BatchDescriptor.decode(self._live)))
 
     def step(self, runner: GraphRunner | None = None) -> None:
         """One step of the rows that are staged; by default through the core's own graphs."""

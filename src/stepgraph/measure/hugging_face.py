@@ -12,6 +12,7 @@ import torch
 
 from stepgraph.engine.errors import ModelError
 from stepgraph.engine.fields import one_line
+from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.regions import region
 
 _LAYER = re.compile(r".*?\.(\d+)(?:\.|$)")  # the first number in a module's path counts the layers
@@ -26,6 +27,7 @@ class HuggingFaceStep:
 
     Raises:
         ModelError: transformers is missing, or it cannot build or run this model.
+        ConfigError: the model allows no such context.
     """
 
     def __init__(self, directory: Path, *, device: str, dtype: torch.dtype, rows: int, context: int) -> None:
@@ -37,6 +39,7 @@ class HuggingFaceStep:
             ) from None
         try:
             config = transformers.AutoConfig.from_pretrained(directory)
+            _require_length(directory, config, context + _MOST_STEPS)
             if any(directory.glob("*.safetensors")):
                 made = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
             else:
@@ -81,6 +84,12 @@ def name_modules(model: torch.nn.Module) -> int:
         if path not in holders:
             _around(module, _name(path))
     return len(layers)
+
+
+def _require_length(directory: Path, config: Any, needed: int) -> None:
+    most = getattr(config, "max_position_embeddings", needed)
+    if needed > most:
+        raise ConfigError(f"{directory} allows sequences of {most} tokens; lower the context to {most - _MOST_STEPS}")
 
 
 def _name(path: str) -> str:

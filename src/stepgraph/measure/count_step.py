@@ -1,0 +1,152 @@
+"""What one step launches, counted twice: the nodes of its graph, and the launches of an eager run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepgraph.measure.census import USUAL_A_LAYER, USUAL_AROUND, Census, by_kernel, census, listing
+from stepgraph.measure.result import Figure, Result, Rows
+from stepgraph.measure.trace.kineto import TraceError
+from stepgraph.measure.trace.launched import Launch, trace_step
+from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms import platform_for
+
+MOST_KERNELS = 20
+"""Kernels that the table lists; JSON has all nodes."""
+
+ON_THE_TAPE = (
+    "Without a GPU nothing is launched: counted are the operators that the tape records of the step. A GPU runs none, "
+    "one or several kernels for each."
+)
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """nodes: of the step's graph. launches: of an eager step. None, and why, where one could not be had."""
+
+    nodes: Sequence[GraphNode] | None
+    launches: Sequence[Launch] | None
+    why_no_nodes: str = ""
+    why_no_launches: str = ""
+
+
+def count_step(
+    step: Callable[[], object], device: torch.device | str, before: Callable[[], object] = lambda: None
+) -> StepCount:
+    """Record a step function without arguments, and trace an eager run of it; it runs a few times.
+
+    before: puts back what a step changes; runs in front of each, and is not counted.
+    """
+    platform = platform_for(device)
+    nodes, launches, why_no_nodes, why_no_launches = None, None, "", ""
+    with torch.inference_mode():
+        before()
+        platform.warm_up(step)
+        before()
+        try:
+            nodes = platform.record(step, platform.new_pool())[0].nodes()
+        except CaptureError as error:
+            why_no_nodes = str(error)
+        try:
+            launches = trace_step(step, before)
+        except TraceError as error:
+            why_no_launches = str(error)
+    return StepCount(nodes, launches, why_no_nodes, why_no_launches)
+
+
+def census_result(counted: StepCount, what: str, device: str) -> Result:
+    """Figures, tables by operation and by kernel, and every node. what: names the step."""
+    in_graph = None if counted.nodes is None else census(counted.nodes)
+    eager = None if counted.launches is None else census(counted.launches)
+    notes = [ON_THE_TAPE] if device == "cpu" else []
+    if counted.why_no_nodes:
+        notes.append(f"No graph: {counted.why_no_nodes}")
+    if counted.why_no_launches and device != "cpu":
+        notes.append(f"No eager launches: {counted.why_no_launches}")
+    more: dict[str, Any] = {}
+    if in_graph is not None and counted.nodes is not None:
+        more = {"graph": in_graph.to_json(), "nodes": listing(counted.nodes)}
+    if eager is not None and counted.launches is not None:
+        more |= {"eager": eager.to_json(), "operators": operators(counted.launches)}
+    return Result(
+        name="census",
+        definition=f"Launches of {what}, counted on {device}.",
+        figures=[*_figures(in_graph, "graph"), *_figures(eager, "eager"), *_usual(in_graph or eager)],
+        tables=[_by_operation(in_graph, eager), *_by_kernel(counted)],
+        notes=notes,
+        more=more,
+    )
+
+
+def operators(launches: Sequence[Launch]) -> dict[str, int]:
+    """Eager launches by the operator of torch that they come from."""
+    return dict(Counter(launch.operator or "none of torch" for launch in launches).most_common())
+
+
+def _figures(found: Census | None, where: str) -> list[Figure]:
+    if found is None:
+        return []
+    unit = "nodes" if where == "graph" else "launches"
+    source = "the recorded graph" if where == "graph" else "an eager run, from the profiler's trace"
+    added = (
+        "launched by cuBLAS or attention beside the operation itself: sums of split-K parts, combined parts, memsets"
+    )
+    kinds = ", ".join(f"{number} of type {kind}" for kind, number in found.types.items())
+    return [
+        Figure.of(f"{where}: all", found.total, unit, f"everything in {source}: {kinds}"),
+        Figure.of(f"{where}: own", found.own, unit, f"of {source}, without what libraries add"),
+        Figure.of(f"{where}: added", sum(found.added.values()), unit, added),
+    ]
+
+
+def _usual(found: Census | None) -> list[Figure]:
+    if found is None or not found.layers:
+        return []
+    definition = (
+        f"{USUAL_A_LAYER} a layer and {USUAL_AROUND} around them, without what libraries add: what is usually counted "
+        f"for a decode step on one device (330 for 32 layers). Own launches on a GPU compare with it."
+    )
+    return [Figure.of("usually counted", found.usual, "launches", definition)]
+
+
+def _by_operation(in_graph: Census | None, eager: Census | None) -> Rows:
+    """Operations of all layers together, then what is around the layers."""
+    found = {title: one for title, one in (("graph", in_graph), ("eager", eager)) if one is not None}
+    around = dict.fromkeys(name for one in found.values() for name in one.around)
+    layers = dict.fromkeys(name for one in found.values() for name in [*one.operations, *one.added])
+    rows: list[list[Any]] = []
+    for name, where in [*((name, "layers") for name in layers if name not in around), *((n, "around") for n in around)]:
+        row: list[Any] = [name, where]
+        for one in found.values():
+            own = one.around if where == "around" else one.operations
+            row += [own.get(name, 0), one.added.get(name, 0)]
+        rows.append(row)
+    columns = ["operation", "where"]
+    definitions = {
+        "operation": "the region that launched it, the same in all layers",
+        "where": "layers: the sum over all layers; around: outside of them",
+    }
+    for title in found:
+        columns += [title, f"{title}, added"]
+        definitions[title] = "nodes of the recorded graph" if title == "graph" else "launches of an eager run"
+    return Rows("by operation", columns, rows, definitions)
+
+
+def _by_kernel(counted: StepCount) -> list[Rows]:
+    found = counted.nodes if counted.nodes is not None else counted.launches
+    if found is None:
+        return []
+    kernels = list(by_kernel(found).items())
+    rows = [[kind, name, times, "yes" if added else ""] for (kind, name, added), times in kernels[:MOST_KERNELS]]
+    if len(kernels) > MOST_KERNELS:
+        rest = kernels[MOST_KERNELS:]
+        rows.append(["", f"{len(rest)} others", sum(times for _, times in rest), ""])
+    columns = ["type", "kernel", "times", "added by a library"]
+    source = "the recorded graph" if counted.nodes is not None else "an eager run"
+    return [Rows("by kernel, the most frequent first", columns, rows, {"times": f"how often {source} launches it"})]
