@@ -49,13 +49,22 @@ def test_every_number_is_shown_with_its_definition(
     result = Result("launch", "Null [kernels].", [LAUNCH, NODES], [TABLE], ["[A] note."], **PLACE)
     show(result, as_json=False)
     lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if line.startswith("launch")]
-    assert "2.00" in row and "1.20 to 2.80" in row and "1.00 to 3.00" in row and LAUNCH.definition in row
+    (place,) = [place for place, line in enumerate(lines) if line.startswith("launch")]
+    assert all(text in lines[place] for text in ("2.00", "1.20 to 2.80", "1.00 to 3.00", "µs"))
+    assert lines[place + 1].strip() == LAUNCH.definition
     text = "\n".join(lines)
     assert "Null [kernels]." in text and "[A] note." in text and "kernels: launches of [it]" in text
     assert "one GPU; torch 2.13.0; commit abc" in text
     show(result, as_json=True)
     assert json.loads(capsys.readouterr().out) == result.to_json()
+
+
+def test_a_narrow_screen_cuts_nothing_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    figure = Figure("a launch", "µs", "word " * 40 + "last.", [12345.0, 67890.0])
+    show(Result("launch", "Null kernels.", [figure], **PLACE), as_json=False)
+    text = capsys.readouterr().out
+    assert text.count("word") == 40 and "last." in text and "17,900 to 62,336" in text
 
 
 @pytest.mark.parametrize(

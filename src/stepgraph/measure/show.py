@@ -44,13 +44,14 @@ def number(value: Any) -> str:
 
 
 def _figures(result: Result) -> Table:
-    table = Table("figure", box=None, pad_edge=False, header_style="bold")
-    for title in ("median", "p10 to p90", "95 % of the median", "unit"):
-        table.add_column(title, justify="left" if title == "unit" else "right", no_wrap=True)
-    table.add_column("what it is", min_width=24)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("figure, and what it is", min_width=24)
+    for title in ("median", "p10 to p90", "95 % interval"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("unit")
     for figure in result.figures:
-        cells = (number(figure.median), _span(figure.spread), _span(figure.interval), figure.unit)
-        table.add_row(escape(figure.name), *cells, escape(figure.definition))
+        named = f"{escape(figure.name)}\n[dim]{escape(figure.definition)}[/]"
+        table.add_row(named, number(figure.median), _span(figure.spread), _span(figure.interval), escape(figure.unit))
     return table
 
 
