@@ -33,7 +33,7 @@ def test_eight_gpus() -> None:
 def test_what_is_printed_has_the_arithmetic_and_its_caveats() -> None:
     result = prediction_result("llama-3-8b", LLAMA, H100, 8)
     assert result.notes[0] == "T_GPU 0.56 ms / 394 launches = 1.42 µs of the host for each."
-    assert result.notes[1] == "395 × 2.37 µs = 0.94 ms of submission (ISPASS 2025), more than T_GPU."
+    assert result.notes[1] == "395 × 2.37 µs = 0.94 ms of submission (Vellaisamy et al.), more than T_GPU."
     assert any("proves neither" in note for note in result.notes)
     assert all(figure.definition for figure in result.figures)
 

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from stepgraph import __version__
+from stepgraph.cli.account import account_command
 from stepgraph.cli.launch import launch_command
 from stepgraph.cli.memory_commands import memory_command, plan_app
 from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
@@ -177,6 +178,7 @@ app.command("memory")(memory_command)
 app.add_typer(plan_app, name="plan")
 app.command("launch")(launch_command)
 app.command("census")(census_command)
+app.command("account")(account_command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

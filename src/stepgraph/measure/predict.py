@@ -98,20 +98,14 @@ def prediction_result(model: str, config: ModelConfig, card: Card, tp: int) -> R
     ]
     notes = [f"T_GPU {ms:.2f} ms / {found.launches} launches = {_us(found.host_budget_us)} of the host for each."]
     for launch in card.launches:
-        spent = found.submission_us(launch.us) / 1e3
+        spent, who = found.submission_us(launch.us) / 1e3, launch.source.split(",")[0]
+        what = f"host time of all launches: {found.about}, N_kernels to the nearest {_ROUNDED_TO}, times the above"
         figures += [
-            Figure.of(f"launch, {launch.short}", launch.us, "µs", f"{launch.definition}; {launch.source}"),
-            Figure.of(
-                f"submission, {launch.short}",
-                spent,
-                "ms",
-                f"host time of all launches: {found.about}, N_kernels to the nearest {_ROUNDED_TO}, times the above",
-            ),
+            Figure.of(f"launch, {who}", launch.us, "µs", f"{launch.gpu}: {launch.definition}; {launch.source}"),
+            Figure.of(f"submission, {who}", spent, "ms", what),
         ]
         over = "more" if spent > ms else "less"
-        notes.append(
-            f"{found.about} × {launch.us:.2f} µs = {spent:.2f} ms of submission ({launch.short}), {over} than T_GPU."
-        )
+        notes.append(f"{found.about} × {launch.us:.2f} µs = {spent:.2f} ms of submission ({who}), {over} than T_GPU.")
     return Result(
         name="account_predict",
         definition=f"One decode step of {model}, one row, on {tp} × {card.name}: arithmetic from data sheets and "

@@ -68,7 +68,9 @@ class StepWaterfall:
 def waterfall(step: StepTrace) -> StepWaterfall:
     activities = step.activities
     spans = [(activity.start, activity.stop) for activity in activities]
-    launch = {call.correlation: call for call in step.calls}
+    launch: dict[int, Call] = {}
+    for call in step.calls:
+        launch.setdefault(call.correlation, call)  # where calls are nested, the outermost
     first_of: dict[int, Activity] = {}
     for activity in activities:
         first_of.setdefault(activity.correlation, activity)
