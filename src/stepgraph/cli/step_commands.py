@@ -1,4 +1,4 @@
-"""The grammar of the commands that measure a decode step: `stepgraph census`."""
+"""The grammar of the commands that measure a decode step: `stepgraph census`, `bench`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import Device, one_line_errors
+from stepgraph.cli.options import Device, Graphs, one_line_errors
 
 
 class SamplerName(StrEnum):
@@ -21,6 +21,10 @@ Model = Annotated[
     typer.Argument(help="A shape such as llama-3-8b, a directory, a GGUF file, or a hub id. Default: the demo model."),
 ]
 Where = Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")]
+Operations = Annotated[
+    str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
+]
+Attention = Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")]
 
 
@@ -33,9 +37,7 @@ def census_command(
     rows: Annotated[int, typer.Option(help="Requests that decode.")] = 1,
     context: Annotated[int, typer.Option(help="Tokens that each of them attends to.")] = 512,
     device: Where = None,
-    operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
-    ] = None,
+    operations: Operations = None,
     sampler: Annotated[
         SamplerName, typer.Option(help="How tokens are chosen: fused, or step by step as a chain.")
     ] = SamplerName.FUSED,
@@ -59,6 +61,42 @@ def census_command(
                 operations=operations,
                 sampler=sampler.value,
                 by_transformers=transformers,
+                picture=picture,
+                as_json=as_json,
+            )
+        )
+
+
+def bench_command(
+    model: Model = None,
+    rows: Annotated[int, typer.Option(help="Requests that decode at once.")] = 1,
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512,
+    tokens: Annotated[int, typer.Option(help="Decode steps of each engine that are timed.")] = 64,
+    rounds: Annotated[int, typer.Option(help="Engines of each kind, in turns.")] = 4,
+    graphs: Annotated[Graphs, typer.Option(help="The graphs that are compared with none, as for `run`.")] = (
+        Graphs.VLLM_FULL_DECODE_ONLY
+    ),
+    device: Where = None,
+    attention: Attention = None,
+    operations: Operations = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw how long steps took into this PNG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time per output token with graphs on and off, one engine at a time, host and device apart."""
+    with one_line_errors():
+        from stepgraph.cli.bench import BenchOptions, run_bench
+
+        run_bench(
+            BenchOptions(
+                model=model,
+                rows=rows,
+                prompt=prompt,
+                tokens=tokens,
+                rounds=rounds,
+                graphs=graphs.value,
+                device=None if device is None else device.value,
+                attention=attention,
+                operations=operations,
                 picture=picture,
                 as_json=as_json,
             )
