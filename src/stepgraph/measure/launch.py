@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from stepgraph.measure.clock import host_us
-from stepgraph.measure.launch_graphs import COLUMNS, COUNTS, Samples, measure_graphs, node_table, per_node
+from stepgraph.measure.launch_graphs import COLUMNS, COUNTS, OVERLAPPED, Samples, measure_graphs, node_table, per_node
 from stepgraph.measure.launch_paths import CALL_TO_START, DRIVER, HOST, launch_figures, launch_paths
 from stepgraph.measure.published import beside
 from stepgraph.measure.result import Figure, Result
@@ -20,6 +20,7 @@ TAPE_COLUMNS = {
     "replay": "µs of the host to replay as many of the smallest operator (neg_ of one element)",
     "record": "µs of the host to record them",
 }
+NO_OVERLAP = "This card knows no programmatic edges: compute capability 9.0 and later do."
 _TAPE_REPEATS = 12
 
 
@@ -43,7 +44,7 @@ def measure_launch(device: str) -> Result:
         "Null kernels, one block of 128 threads for each multiprocessor where nothing else is said. Medians.",
         [*figures, *per_nodes],
         [node_table(samples, COLUMNS), beside(ours)],
-        [comparable(ours)],
+        [comparable(ours), *([] if OVERLAPPED in samples else [NO_OVERLAP])],
         {"samples by nodes": samples},
     )
 
@@ -52,10 +53,10 @@ def comparable(ours: Sequence[Figure]) -> str:
     """Which of the published figures ours may be held against. ours: call to start, and host time of the call."""
     to_start, host = ours
     return (
-        f"By definition `{to_start.name}` ({to_start.median:.2f} µs) is comparable with Vellaisamy et al., whose figures "
-        f"run from the call to the kernel's start. TaxBreak's, nearly twice as long on an H100, can be compared by number "
-        f"alone. `{host.name}` ({host.median:.2f} µs) is another quantity, and near either by number only. Another host, "
-        "driver or profiler moves all of them."
+        f"By definition `{to_start.name}` ({to_start.median:.2f} µs) is comparable with Vellaisamy et al., whose "
+        "figures run from the call to the kernel's start. TaxBreak's, nearly twice as long on an H100, can be compared "
+        f"by number alone. `{host.name}` ({host.median:.2f} µs) is another quantity, and near either by number only. "
+        "Another host, driver or profiler moves all of them."
     )
 
 

@@ -13,9 +13,11 @@ from stepgraph.measure.result import Figure, Rows
 from stepgraph.measure.stats import in_turns, quantiles
 from stepgraph.runtime.errors import ConfigError
 
-COUNTS = (1, 10, 100, 330, 1000)
+STEP = 330
+"""Launches of a decode step of an 8B model whose layers have ten each."""
 FEW, MANY = 100, 1000
-"""Between these two counts the cost of one more node is taken."""
+"""Between these two numbers of nodes the cost of one more is taken."""
+COUNTS = (1, 10, FEW, STEP, MANY)
 BUILDS, REPLAYS, ROUNDS = 12, 200, 60
 _HOLD_CYCLES = 100_000  # some 50 µs, in which the host queues what is timed
 
@@ -24,7 +26,7 @@ COLUMNS = {
     "replay": "µs of the host for one launch of the graph, straight from the driver, the device idle before",
     "torch's replay": "µs of the host for CUDAGraph.replay(), which may also update the random generators' state",
     DEVICE: "µs between events before and after the graph, queued behind other work; kernels follow one another",
-    OVERLAPPED: "the same with programmatic edges: a kernel may start before the one in front has ended",
+    OVERLAPPED: "µs between the same events; a kernel may start before the one in front has ended, and waits for it",
     "capture": "µs of the host to capture, each node launched from Python through ctypes",
     "instantiate": "µs of the host to make the captured graph executable",
     "upload": "µs until the executable graph is on the device",
@@ -35,7 +37,7 @@ Samples = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 def measure_graphs() -> tuple[dict[str, dict[int, list[float]]], list[Figure]]:
-    """µs by column of `COLUMNS` and number of nodes, and what one more node costs.
+    """µs by column of `COLUMNS` and number of nodes; and figures: at `STEP` nodes, and what one more node costs.
 
     Raises:
         ConfigError: the driver refuses, or makes other edges than were asked for.
@@ -64,8 +66,8 @@ def measure_graphs() -> tuple[dict[str, dict[int, list[float]]], list[Figure]]:
         for by_count in graphs.values():
             for graph in by_count.values():
                 graph.close()
-    hosts = ("replay", "capture", "instantiate", "upload")
-    return dict(samples), device + [per_node(name, COLUMNS[name], samples[name]) for name in hosts]
+    hosts = [per_node(name, COLUMNS[name], samples[name]) for name in ("replay", "capture", "instantiate", "upload")]
+    return dict(samples), [*_step_figures(samples), *device, *hosts]
 
 
 def per_node(name: str, definition: str, by_count: Mapping[int, Sequence[float]]) -> Figure:
@@ -82,6 +84,14 @@ def node_table(samples: Samples, definitions: Mapping[str, str]) -> Rows:
     rows = [[count, *(quantiles(samples[column][count])["median"] for column in columns)] for count in counts]
     title = "graphs by number of nodes, medians in µs"
     return Rows(title, ["nodes", *columns], rows, {column: definitions[column] for column in columns})
+
+
+def _step_figures(samples: Samples) -> list[Figure]:
+    return [
+        Figure(f"{name}, {STEP} nodes", "µs", f"{definition}.", samples[name][STEP])
+        for name, definition in COLUMNS.items()
+        if name in samples
+    ]
 
 
 def _device_per_node(graphs: Mapping[str, Mapping[int, NullGraph]]) -> list[Figure]:
@@ -129,4 +139,4 @@ def _hold() -> None:
 
 
 def _per_node_is(definition: str) -> str:
-    return f"(at {MANY} nodes - at {FEW}) / {MANY - FEW} of: {definition}."
+    return f"At {MANY} nodes less at {FEW}, over {MANY - FEW}: {definition}."

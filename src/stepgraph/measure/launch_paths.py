@@ -14,7 +14,7 @@ from stepgraph.measure.null_kernel import empty_call, null_launcher
 from stepgraph.measure.result import Figure
 from stepgraph.measure.trace.kineto import Trace, TraceError, read_trace
 
-LAUNCHES, WARM = 300, 20
+LAUNCHES, TURNS, WARM = 300, 10, 20
 CALL_TO_START, HOST, DURATION = "call to start", "host time of the call", "kernel's duration"
 DRIVER = "driver"
 
@@ -22,7 +22,10 @@ _START_IS = (
     "From the start of the launching call to the start of its kernel, the device idle before; from a trace of "
     "torch.profiler with CUDA activities alone."
 )
-_HOST_IS = "By the host's clock around the whole call from Python, without a profiler, the device idle before."
+_HOST_IS = (
+    "By the host's clock around the whole call from Python, without a profiler, the device idle before; the paths in "
+    "turns."
+)
 _DURATION_IS = "From start to end of the kernel, in the same trace as the launches."
 
 
@@ -46,16 +49,16 @@ class TracedLaunches:
 def launch_paths() -> list[LaunchPath]:
     """Those that this machine has. All launch on the current stream."""
     paths = [
-        LaunchPath(DRIVER, "an empty kernel through cuLaunchKernelEx and ctypes", null_launcher(_raw_stream())),
-        LaunchPath("torch", "a kernel that reads the clock once (torch.cuda._sleep(0))", lambda: torch.cuda._sleep(0)),
-        LaunchPath("torch operator", "neg_ of one element: dispatcher and all", torch.zeros(1, device="cuda").neg_),
+        LaunchPath(DRIVER, "An empty kernel through cuLaunchKernelEx and ctypes", null_launcher(_raw_stream())),
+        LaunchPath("torch", "A kernel of one thread that reads the clock (_sleep)", lambda: torch.cuda._sleep(0)),
+        LaunchPath("torch operator", "The operator neg_ of one element", torch.zeros(1, device="cuda").neg_),
     ]
     try:
         from stepgraph.measure.kernels import nothing
     except ImportError:
         return paths
     launch, blocks = nothing, torch.cuda.get_device_properties().multi_processor_count
-    paths.insert(1, LaunchPath("Triton", "an empty kernel", lambda: launch[(blocks,)]()))
+    paths.insert(1, LaunchPath("Triton", "An empty kernel", lambda: launch[(blocks,)]()))
     return paths
 
 
@@ -65,18 +68,19 @@ def launch_figures(paths: Sequence[LaunchPath]) -> list[Figure]:
     Raises:
         TraceError: the profiler did not record the launches.
     """
+    hosts: dict[str, list[float]] = {path.name: [] for path in paths}
+    for turn in range(TURNS):  # so that a drift of the machine meets all alike
+        for path in paths if turn % 2 == 0 else paths[::-1]:
+            hosts[path.name] += host_us(path.launch, LAUNCHES // TURNS)
     figures = []
     for path in paths:
-        host = host_us(path.launch, LAUNCHES, warm=WARM)
         traced = trace_launches(path.launch)
         for name, definition, samples in (
             (CALL_TO_START, _START_IS, traced.to_start),
-            (HOST, _HOST_IS, host),
+            (HOST, _HOST_IS, hosts[path.name]),
             (DURATION, _DURATION_IS, traced.duration),
         ):
-            figures.append(
-                Figure(f"{path.name}: {name}", "µs", f"{path.what[0].upper()}{path.what[1:]}. {definition}", samples)
-            )
+            figures.append(Figure(f"{path.name}: {name}", "µs", f"{path.what}. {definition}", samples))
     ctypes_is = f"By the host's clock: cuDriverGetVersion through ctypes, which is part of `{DRIVER}: {HOST}`."
     figures.append(Figure("an empty call through ctypes", "µs", ctypes_is, host_us(empty_call, LAUNCHES, warm=WARM)))
     return figures

@@ -14,7 +14,7 @@ def draw_launch(result: Result, path: Path) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    singles = [figure for figure in result.figures if "per node" not in figure.name]
+    singles = [figure for figure in result.figures if not figure.name.endswith((" node", " nodes"))]
     picture = new_picture(13, 5)
     left, right = picture.subplots(1, 2)
     for place, figure in enumerate(reversed(singles)):
