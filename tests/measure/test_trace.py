@@ -118,6 +118,12 @@ def test_another_threads_calls_are_no_part_of_a_step() -> None:
     assert only([*eager_step(100, 10), *elsewhere]).activities == 3
 
 
+def test_a_call_inside_a_call_launches_nothing_twice() -> None:
+    inner = call("cuLaunchKernelEx", 106, 107, 12, cat="cuda_driver")
+    found = only([*eager_step(100, 10), inner])
+    assert found.activities == 3 and found.tklqt == pytest.approx(32)
+
+
 def test_steps_that_torchs_profiler_annotated() -> None:
     events = [
         other("user_annotation", "ProfilerStep#1", 90, 150),

@@ -36,6 +36,7 @@ def test_eager_is_bound_by_launching_and_the_budget_is_beside_it() -> None:
 def test_a_large_batch_is_bound_by_arithmetic() -> None:
     found = verdict(replace(GRAPH, total=15000, busy=14800, floor=COMPUTES))
     assert found.bound is Bound.ARITHMETIC and "11,800 of 15,000" in found.because
+    assert "arithmetic the larger part" in found.because
 
 
 def test_a_host_stall_is_named() -> None:

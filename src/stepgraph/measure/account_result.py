@@ -18,40 +18,40 @@ MOST_RESIDUAL = 0.01
 """Of a step, what the waterfall's rows may leave to the events' time."""
 
 _TIMES = {
-    "total": "from the step's beginning on the host, the device idle, to the end of its last activity; by the trace",
-    "before_first": "from the beginning until the first activity starts: the device waits for the host",
-    "busy": "the union of all activities' intervals: kernels, copies, memsets",
-    "overlap": "by how much the activities' durations add up to more than `busy`",
-    "gaps_device": "idle between activities that had been launched in time",
-    "gaps_host": "idle until an activity whose launching call had not returned when the device ran dry",
-    "tklqt": "activity start less its launching call's start, summed; of a graph's launch its first activity only",
-    "submitted": "host time from the beginning to the end of the last launch",
+    "total": (
+        "total",
+        "from the step's beginning on the host, the device idle, to its last activity's end; by the trace",
+    ),
+    "before_first": ("before the first", "until the first activity starts: the device waits for the host"),
+    "busy": ("busy", "the union of all activities' intervals: kernels, copies, memsets"),
+    "overlap": ("overlap", "by how much the activities' durations add up to more than `busy`"),
+    "gaps_device": ("gaps, device", "idle between activities that had been launched in time"),
+    "gaps_host": ("gaps, host", "idle before activities whose launching call had not returned when the device ran dry"),
+    "tklqt": ("TKLQT", "activity start less its launching call's start, summed; of a graph's launch its first alone"),
+    "submitted": ("submitted", "host time from the step's beginning to the end of its last launch"),
 }
-_ROWS = {
+"""By the part of `StepWaterfall`: its name here, and what it is."""
+_BUSY_ROWS = {
     "reading": "the step's bytes at the read limit",
-    "arithmetic": "what arithmetic adds to that, part by part, at its limit",
+    "arithmetic": "what its arithmetic adds to that at the limit of arithmetic, weights and attention apart",
     "kernels beyond": "busy time beyond these two",
-    "gaps on the device": _TIMES["gaps_device"],
-    "gaps, host": _TIMES["gaps_host"],
-    "before the first": _TIMES["before_first"],
-    "residual": "what the events' time of the same steps differs by from the sum of the rows above",
 }
+_IDLE_ROWS = ("gaps_device", "gaps_host", "before_first")
+_RESIDUAL = "residual"
+_RESIDUAL_IS = "what the events' time of the same steps differs by from the sum of the rows above"
 
 
-def waterfall_rows(found: Accounted, floor: Floor | None) -> dict[str, float | None]:
-    """The step's time in µs, row by row; without a floor all of the busy time is `kernels beyond`."""
+def waterfall_rows(found: Accounted, floor: Floor | None) -> dict[str, float]:
+    """The step's time in µs, row by row. Without a floor busy time is one row, without events there is no residual."""
     busy = found.median("busy")
-    reading = None if floor is None else floor.read
-    arithmetic = None if floor is None else floor.total - floor.read
-    return {
-        "reading": reading,
-        "arithmetic": arithmetic,
-        "kernels beyond": busy - (0.0 if floor is None else floor.total),
-        "gaps on the device": found.median("gaps_device"),
-        "gaps, host": found.median("gaps_host"),
-        "before the first": found.median("before_first"),
-        "residual": found.residual,
-    }
+    rows = {"kernels": busy}
+    if floor is not None:
+        least = (floor.read, floor.total - floor.read)
+        rows = dict(zip(_BUSY_ROWS, (*least, busy - floor.total), strict=True))
+    rows |= {_TIMES[part][0]: found.median(part) for part in _IDLE_ROWS}
+    if found.residual is not None:
+        rows[_RESIDUAL] = found.residual
+    return rows
 
 
 def account_result(
@@ -92,9 +92,9 @@ def draw(path: Path, found: Sequence[Accounted], floor: Floor | None, what: str)
     axes = picture.subplots()
     left = [0.0] * len(found)
     rows = [waterfall_rows(one, floor) for one in found]
-    for name in _ROWS:
-        widths = [max(row[name] or 0.0, 0.0) for row in rows]
-        if name == "residual" or not any(widths):
+    for name in rows[0]:
+        widths = [max(row[name], 0.0) for row in rows]
+        if name == _RESIDUAL or not any(widths):
             continue
         axes.barh([one.name for one in found], widths, left=left, label=name)
         left = [start + width for start, width in zip(left, widths, strict=True)]
@@ -110,16 +110,17 @@ def _table(found: Sequence[Accounted], floor: Floor | None) -> Rows:
     for one in found:
         columns += [f"{one.name}, µs", f"{one.name}, of all"]
     waterfalls = [waterfall_rows(one, floor) for one in found]
-    sums = [sum(us for us in rows.values() if us is not None) for rows in waterfalls]
-    rows: list[list[str | float | None]] = []
-    for name in _ROWS:
-        row: list[str | float | None] = [name]
+    sums = [sum(rows.values()) for rows in waterfalls]
+    rows: list[list[str | float]] = []
+    for name in waterfalls[0]:
+        row: list[str | float] = [name]
         for values, total in zip(waterfalls, sums, strict=True):
-            us = values[name]
-            row += [us, "–" if us is None else f"{us / total:.1%}"]
+            row += [values[name], f"{values[name] / total:.1%}"]
         rows.append(row)
     rows.append(["in all", *(cell for total in sums for cell in (total, "100%"))])
-    return Rows("the waterfall of a step", columns, rows, {**_ROWS, "in all": "the sum of the rows: the events' time"})
+    known = {**_BUSY_ROWS, "kernels": _TIMES["busy"][1], _RESIDUAL: _RESIDUAL_IS, **dict(_TIMES.values())}
+    definitions = {name: known[name] for name in waterfalls[0]}
+    return Rows("the waterfall of a step", columns, rows, {**definitions, "in all": "the sum of the rows"})
 
 
 def _figures(one: Accounted) -> list[Figure]:
@@ -131,7 +132,7 @@ def _figures(one: Accounted) -> list[Figure]:
     cost = [step.submitted / step.launches for step in one.steps]
     idle = [1 - step.busy / step.total for step in one.steps]
     figures = [
-        *(Figure(f"{one.name}: {part}", "µs", definition, samples(part)) for part, definition in _TIMES.items()),
+        *(Figure(f"{one.name}: {name}", "µs", what, samples(part)) for part, (name, what) in _TIMES.items()),
         Figure.of(f"{one.name}: launches", parts.launches, "calls", "calls that had the device do something"),
         Figure.of(f"{one.name}: activities", parts.activities, "activities", "kernels, copies and memsets of a step"),
         Figure(f"{one.name}: host budget", "µs", "device time over what it ran: busy / activities", budget),

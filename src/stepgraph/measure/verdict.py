@@ -77,10 +77,11 @@ def verdict(parts: Parts) -> Verdict:
     largest = max(host, floor, parts.busy - floor, parts.gaps_device)
     findings = tuple(_findings(parts))
     if largest == floor and parts.floor is not None:
-        if 2 * parts.floor.bound_by_compute > parts.floor.total:
-            why = f"{_share(floor, parts)} are its arithmetic at the limit of arithmetic"
-            return Verdict(Bound.ARITHMETIC, why, findings)
-        return Verdict(Bound.READING, f"{_share(floor, parts)} are its bytes at the read limit", findings)
+        bound = Bound.ARITHMETIC if 2 * parts.floor.bound_by_compute > parts.floor.total else Bound.READING
+        need = "its bytes need at the read limit"
+        if parts.floor.bound_by_compute:
+            need = f"its bytes and its arithmetic need at the limits, {bound} the larger part of it"
+        return Verdict(bound, f"{_share(floor, parts)} are what {need}", findings)
     if largest == host:
         if parts.before_first > parts.gaps_host and parts.before_first >= STALL_US:
             why = f"the device waits {_share(parts.before_first, parts)} for the host's first launch"

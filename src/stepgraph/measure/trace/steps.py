@@ -53,7 +53,8 @@ def split_steps(trace: Trace) -> list[StepTrace]:
         by_call.setdefault(activity.correlation, []).append(activity)
     steps: list[StepTrace] = []
     for begin, until, calls in windows:
-        launched = [activity for call in calls for activity in by_call.get(call.correlation, ())]
+        correlations = {call.correlation for call in calls} - {0}  # where calls are nested, they may share one
+        launched = [activity for correlation in correlations for activity in by_call.get(correlation, ())]
         if not launched:
             raise TraceError(f"step {len(steps)} ran nothing on the device; did the profiler record CUDA?")
         if len({activity.device for activity in launched}) > 1:
