@@ -6,12 +6,13 @@ import math
 from pathlib import Path
 
 import pytest
+from measure.fake_cuda import fake_cuda
 from measure.traces import eager_step, graph_step
 
-from stepgraph.measure.account import Accounted, Way, account
+from stepgraph.measure.account import WARM, Accounted, Way, account
 from stepgraph.measure.account_result import account_result, draw, waterfall_rows
-from stepgraph.measure.stamps import CrossCheck
-from stepgraph.measure.trace.kineto import parse_events
+from stepgraph.measure.stamps import CrossCheck, Stamped, cross_check
+from stepgraph.measure.trace.kineto import TraceError, parse_events
 from stepgraph.measure.trace.steps import split_steps
 from stepgraph.measure.trace.waterfall import lasting_gaps, waterfall
 from stepgraph.measure.work import Floor
@@ -95,3 +96,46 @@ def test_a_timeline_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="needs a CUDA device"):
         account([Way("graph", lambda: math.pi, lambda: None)], 3)
+
+
+def test_each_step_starts_with_an_idle_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = fake_cuda(monkeypatch)
+    way = Way("graph", lambda: log.append("step"), lambda: log.append("before"))
+    (found,) = account([way], 4)
+    assert log[:7] == ["before", "sync", "sync", "sync", "step", "sync", "sync"]
+    assert len(found.steps) == len(found.profiled) == len(found.plain) == 4
+    assert found.profiled[0] == pytest.approx(43.4) and found.median("total") == pytest.approx(43)
+    assert found.residual == pytest.approx(0.4)
+
+
+def test_two_ways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = fake_cuda(monkeypatch)
+    turns: list[str] = []
+
+    def way(name: str) -> Way:
+        return Way(name, lambda: log.append("step"), lambda: turns.append(name))
+
+    account([way("a"), way("b")], 2)
+    assert turns[: 2 * WARM] == ["a"] * WARM + ["b"] * WARM
+    assert turns[2 * WARM : 2 * WARM + 4] == ["a", "b", "b", "a"]
+
+
+def test_steps_that_the_profiler_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = fake_cuda(monkeypatch, lost=1)
+    with pytest.raises(TraceError, match="graph: the profiler's trace holds 6 of 7 steps"):
+        account([Way("graph", lambda: log.append("step"), lambda: None)], 4)
+
+
+def test_the_clock_inside_is_read_once_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = fake_cuda(monkeypatch)
+
+    class Clock(Stamped):
+        def __init__(self) -> None:
+            pass
+
+        def read_us(self) -> float:
+            return float(log.count("step"))
+
+    check = cross_check(Clock(), lambda: log.append("step"), lambda: None, 4)
+    assert check.plain == [4, 5, 6, 7] and check.profiled == [11, 12, 13, 14]
+    assert list(check.traced) == [pytest.approx(29)] * 4

@@ -63,7 +63,7 @@ def account_decode(
         [Way("eager", lambda: decode.step(eager), decode.rewind), Way("graph", decode.step, decode.rewind)], count
     )
     stamped = Stamped(decode.runner._step, model.device)
-    runner = GraphRunner(stamped, decode.buffers, one_graph, pool=decode.runner.pool)
+    runner = GraphRunner(stamped, decode.buffers, decode.runner.config, pool=decode.runner.pool)
     runner.capture()
     decode.stage(rows)  # a capture resets the buffers
     check = cross_check(stamped, lambda: decode.step(runner), decode.rewind, count)
