@@ -88,7 +88,7 @@ def account_result(
 
 def draw(path: Path, found: Sequence[Accounted], floor: Floor | None, what: str) -> None:
     """The waterfalls as bars above each other, as PNG. Raises ConfigError where the file cannot be written."""
-    picture = new_picture(9, 1.6 + 0.8 * len(found))
+    picture = new_picture(9, 2 + 0.6 * len(found))
     axes = picture.subplots()
     left = [0.0] * len(found)
     rows = [waterfall_rows(one, floor) for one in found]
@@ -101,7 +101,7 @@ def draw(path: Path, found: Sequence[Accounted], floor: Floor | None, what: str)
     axes.invert_yaxis()
     axes.set_xlabel("µs")
     axes.set_title(what, fontsize=9, loc="left")
-    axes.legend(ncols=3, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.35))
+    picture.legend(ncols=3, fontsize=8, loc="outside lower center")
     save_picture(picture, path)
 
 
