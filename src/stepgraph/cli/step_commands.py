@@ -1,4 +1,4 @@
-"""The grammar of the commands that measure a decode step: `stepgraph census`, `bench`."""
+"""The grammar of the commands that measure a decode step: `stepgraph census`, `bench`, `padding`."""
 
 from __future__ import annotations
 
@@ -97,6 +97,46 @@ def bench_command(
                 device=None if device is None else device.value,
                 attention=attention,
                 operations=operations,
+                picture=picture,
+                as_json=as_json,
+            )
+        )
+
+
+def padding_command(
+    model: Model = None,
+    run: Annotated[Path | None, typer.Option(help="What `stepgraph run --json` printed: say what it paid.")] = None,
+    curve: Annotated[
+        Path | None, typer.Option(help="Measure nothing; take the latency curve that --json printed earlier.")
+    ] = None,
+    pairs: Annotated[
+        str | None, typer.Option(help="Sizes that are padded and exact in turns. Default: 9:16,300:304.")
+    ] = None,
+    max_rows: Annotated[int | None, typer.Option(help="Largest size of the curve. Default: 512, on a CPU 16.")] = None,
+    context: Annotated[int, typer.Option(help="Tokens that each row attends to.")] = 512,
+    device: Where = None,
+    attention: Attention = None,
+    operations: Operations = None,
+    prometheus: Annotated[bool, typer.Option(help="Print the run's padding in Prometheus' text format.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw the curve and the run's padding into this PNG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what padded rows cost in time: a step's latency curve, padded beside exact graphs, and what a run paid."""
+    with one_line_errors():
+        from stepgraph.cli.padding import PaddingOptions, run_padding
+
+        run_padding(
+            PaddingOptions(
+                model=model,
+                run=run,
+                curve=curve,
+                pairs=pairs,
+                max_rows=max_rows,
+                context=context,
+                device=None if device is None else device.value,
+                attention=attention,
+                operations=operations,
+                prometheus=prometheus,
                 picture=picture,
                 as_json=as_json,
             )

@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from stepgraph.measure.predict import AROUND, LAYER_LAUNCHES
 from stepgraph.runtime.nodes import GraphNode
-
-USUAL_A_LAYER, USUAL_AROUND = 10, 10
-"""What is usually counted: ten launches a layer; embedding, final norm, LM head and seven of sampling around them.
-
-32 layers make 330. Nothing that a library adds is in it."""
 
 # Beside the matrix product, cuBLAS may launch the sum of its split-K parts (splitKreduce_kernel) and clear a workspace;
 # an attention backend may combine the parts of a split KV.
@@ -77,7 +73,7 @@ class Census:
     @property
     def usual(self) -> int:
         """What is usually counted for so many layers, without what libraries add."""
-        return USUAL_A_LAYER * len(self.layers) + USUAL_AROUND
+        return LAYER_LAUNCHES * len(self.layers) + len(AROUND)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from stepgraph.measure.census import USUAL_A_LAYER, USUAL_AROUND, Census, by_kernel, census, listing
+from stepgraph.measure.census import Census, by_kernel, census, listing
+from stepgraph.measure.predict import AROUND, LAYER_LAUNCHES
 from stepgraph.measure.result import Figure, Result, Rows
 from stepgraph.measure.trace.kineto import TraceError
 from stepgraph.measure.trace.launched import Launch, trace_step
@@ -109,7 +110,7 @@ def _usual(found: Census | None) -> list[Figure]:
     if found is None or not found.layers:
         return []
     definition = (
-        f"{USUAL_A_LAYER} a layer and {USUAL_AROUND} around them, without what libraries add: what is usually counted "
+        f"{LAYER_LAUNCHES} a layer and {len(AROUND)} around them, without what libraries add: what is usually counted "
         f"for a decode step on one device (330 for 32 layers). Own launches on a GPU compare with it."
     )
     return [Figure.of("usually counted", found.usual, "launches", definition)]
