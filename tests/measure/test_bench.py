@@ -15,10 +15,8 @@ def test_both_kinds_run_in_turns_and_say_how_they_ran() -> None:
     result = bench(tiny_model(DEVICE), WORK, "FULL_DECODE_ONLY")
     figures = {figure.name: figure for figure in result.figures}
     for kind in ("graphs", "eager"):
-        tokens, host = figures[f"{kind}: per token"].samples, figures[f"{kind}: host"].samples
-        assert len(tokens) == len(host) == 15
-        assert all(0 < h <= t for h, t in zip(host, tokens, strict=True))
-        assert (f"{kind}: device" in figures) is (DEVICE == "cuda")
+        assert len(figures[f"{kind}: per token"].samples) == 15
+        assert all((f"{kind}: {apart}" in figures) is (DEVICE == "cuda") for apart in ("host", "device"))
     assert len(figures["eager / graphs"].samples) == 3
     told = result.to_json()["resolved"]
     assert told["graphs"]["steps"] == {"FULL": 5} and told["eager"]["steps"] == {"EAGER": 5}
@@ -31,6 +29,14 @@ def test_an_engine_is_torn_down_and_the_next_does_the_same() -> None:
     first, second = (run_engine(model, WORK, "full") for _ in range(2))
     assert first.resolved["steps"] == second.resolved["steps"] == {"FULL": 5}
     assert first.resolved["prefill"] == "full"
+    assert len(first.token) == len(first.host) == 5
+    assert all(0 < host <= token for host, token in zip(first.host, first.token, strict=True))
+
+
+def test_the_first_request_has_room_while_the_last_ones_prefill() -> None:
+    work = Workload(rows=8, prompt=150, tokens=3, rounds=1)  # three steps of prefill
+    assert run_engine(tiny_model(DEVICE), work, "FULL_DECODE_ONLY").resolved["steps"] == {"FULL": 3}
+    assert work.longest < 200
 
 
 def test_the_ratio_is_that_of_the_rounds() -> None:

@@ -68,6 +68,6 @@ def draw(path: Path, result: Result) -> None:
             samples = sorted(figure.samples)
             shares = [(index + 1) / len(samples) for index in range(len(samples))]
             axes.step(samples, shares, where="post", label=figure.name)
-    axes.set(xlabel="ms", ylabel="share of the steps", title="a decode step takes at most", xscale="log")
+    axes.set(xlabel="ms", ylabel="share of the steps", title="a decode step takes at most", xlim=(0, None))
     axes.legend()
     save_picture(picture, path)

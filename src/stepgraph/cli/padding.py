@@ -89,6 +89,7 @@ def draw(path: Path, curve: LatencyCurve, routes: Sequence[Route]) -> None:
     axes[0].legend()
     if dear:
         axes[1].barh([f"{route.real} → {route.padded} ({route.steps})" for route, _ in dear], [ms for _, ms in dear])
+        axes[1].set_ylim(-0.7, max(len(dear), 5) - 0.3)
         axes[1].set(xlabel="ms in all", title="time of padding, by real and padded size (steps)")
     save_picture(picture, path)
 
