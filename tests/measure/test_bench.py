@@ -1,5 +1,7 @@
 """Graphs on and off, one engine at a time."""
 
+import time
+
 import pytest
 import torch
 from engine.tiny import tiny_model
@@ -81,3 +83,32 @@ def test_on_the_device_graphs_leave_the_host_idle() -> None:
     figures = {figure.name: figure.median for figure in result.figures}
     assert figures["graphs: host"] < figures["eager: host"]
     assert figures["graphs: device"] <= figures["graphs: per token"] * 1.05
+
+
+def test_on_a_device_the_wait_and_the_devices_time_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class FakeEvent:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            log.append("record")
+
+        def synchronize(self) -> None:
+            log.append("wait")
+            time.sleep(0.002)
+
+    class Fake:
+        class buffers:
+            device = torch.device("cuda")
+
+        def __call__(self, **call: int) -> str:
+            log.append("step")
+            return "output"
+
+    monkeypatch.setattr("torch.cuda.Event", FakeEvent)
+    timed = TimedRunner(Fake())  # type: ignore[arg-type]
+    assert timed(num_requests=3) == "output"
+    assert log == ["record", "step", "record", "wait"]
+    assert timed.waited[0] >= 0.002 and len(timed.events) == 1

@@ -67,6 +67,11 @@ def test_the_order_of_the_events_is_of_no_account() -> None:
     assert launches_of(EVENTS[::-1]) == launches_of(EVENTS)
 
 
+def test_a_driver_call_inside_a_runtime_call_launches_once() -> None:
+    inner = span("cuda_driver", "cuLaunchKernel", 114.2, 114.8, correlation=2)
+    assert launches_of([*EVENTS, inner]) == launches_of(EVENTS)
+
+
 def test_a_trace_without_the_step_or_without_launches() -> None:
     with pytest.raises(TraceError, match="no annotation 'stepgraph step'"):
         launches_of([event for event in EVENTS if event["name"] != STEP])

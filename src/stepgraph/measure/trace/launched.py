@@ -100,7 +100,7 @@ def launches_of(events: Sequence[Mapping[str, Any]]) -> list[Launch]:
     found = []
     for call in calls:
         region, operator = enclosing[call.thread].at(call.start)
-        for activity in ran[call.correlation]:
+        for activity in ran.pop(call.correlation, ()):  # once, should a runtime call and the driver's inside share it
             found.append(Launch(_TYPES[activity.kind], activity.name, region, operator))
     return found
 
@@ -124,11 +124,11 @@ class _Enclosing:
 def _spans(events: Sequence[Mapping[str, Any]], thread: int) -> Iterator[tuple[float, float, str, bool]]:
     """(start, stop, name, whether it is a region) of a thread's regions and operators."""
     for event in events:
-        if event.get("ph") != "X" or event.get("tid") != thread:
+        if event.get("ph") != "X" or event.get("cat") not in ("user_annotation", "cpu_op") or event["tid"] != thread:
             continue
         name, start = str(event["name"]), float(event["ts"])
         stop = start + float(event.get("dur", 0))
-        if event.get("cat") == "user_annotation" and name.startswith(REGION):
-            yield start, stop, name.removeprefix(REGION), True
-        elif event.get("cat") == "cpu_op":
+        if event["cat"] == "cpu_op":
             yield start, stop, name, False
+        elif name.startswith(REGION):
+            yield start, stop, name.removeprefix(REGION), True
