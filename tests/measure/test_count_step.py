@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stepgraph.measure.count_step import StepCount, census_result, count_step, operators
+from stepgraph.measure.count_step import MOST_ROWS, StepCount, census_result, count_step
 from stepgraph.measure.trace.launched import Launch
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.regions import region
@@ -29,13 +29,15 @@ def test_both_counts_stand_side_by_side() -> None:
     assert {figure.name: figure.median for figure in result.figures} == {
         "graph: all": 6,
         "graph: own": 4,
+        "graph: own, a layer": 1,
         "graph: added": 2,
         "eager: all": 4,
         "eager: own": 4,
+        "eager: own, a layer": 1.5,
         "eager: added": 0,
         "usually counted": 30,
     }
-    operations, kernels = result.tables
+    operations, kernels, by_operator = result.tables
     assert [list(row) for row in operations.rows] == [
         ["qkv", "layers", 2, 1, 2, 0],
         ["norm", "layers", 0, 0, 1, 0],
@@ -45,13 +47,30 @@ def test_both_counts_stand_side_by_side() -> None:
     assert ["kernel", "splitKreduce_kernel", 1, "yes"] in [list(row) for row in kernels.rows]
     assert sum(row[2] for row in kernels.rows) == 6
     told = result.to_json()
-    assert told["operators"] == {"aten::linear": 2, "aten::embedding": 1, "none of torch": 1} == operators(LAUNCHES)
+    assert [list(row) for row in by_operator.rows] == [
+        ["aten::linear", "kernel", 2],
+        ["aten::embedding", "kernel", 1],
+        ["none of torch's", "kernel", 1],
+    ]
     assert len(told["nodes"]["rows"]) == 6 and not result.notes
+    assert told["launches"]["rows"][1] == ["layers.0/qkv", "aten::linear", "kernel", "gemm", False]
+
+
+def test_an_operation_that_is_in_the_layers_and_around_them() -> None:
+    nodes = [GraphNode(0, "kernel", "a", "layers.0/norm"), GraphNode(1, "kernel", "a", "norm")]
+    table = census_result(StepCount(nodes, None), "a step", "cuda").tables[0]
+    assert [list(row) for row in table.rows] == [["norm", "layers", 1, 0], ["norm", "around", 1, 0]]
+
+
+def test_long_tables_end_in_a_sum() -> None:
+    nodes = [GraphNode(i, "kernel", f"k{i}", "layers.0/x") for i in range(MOST_ROWS + 3)]
+    kernels = census_result(StepCount(nodes, None), "a step", "cpu").tables[1]
+    assert len(kernels.rows) == MOST_ROWS + 1 and list(kernels.rows[-1]) == ["3 others", "", 3, ""]
 
 
 def test_what_could_not_be_counted_is_said() -> None:
     told = census_result(StepCount(None, LAUNCHES, why_no_nodes="refused at line 3"), "a step", "cuda")
-    assert told.notes == ["No graph: refused at line 3"] and len(told.tables) == 2
+    assert told.notes == ["No graph: refused at line 3"] and len(told.tables) == 3
     neither = census_result(StepCount(None, None, "refused", "no device"), "a step", "cpu")
     assert not neither.figures and "the tape records" in neither.notes[0] and len(neither.notes) == 2
 

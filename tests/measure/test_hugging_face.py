@@ -7,6 +7,7 @@ import torch
 
 from stepgraph.engine.errors import ModelError
 from stepgraph.measure.census import Census, census
+from stepgraph.measure.count_step import count_step
 from stepgraph.measure.hugging_face import HuggingFaceStep
 from stepgraph.runtime.platforms import platform_for
 
@@ -69,3 +70,15 @@ def test_weights_are_read_where_there_are_some(tmp_path: Path) -> None:
     saved.save_pretrained(tmp_path)
     step = HuggingFaceStep(tmp_path, device="cpu", dtype=torch.float32, rows=1, context=4)
     assert torch.equal(step.model.lm_head.weight, saved.lm_head.weight)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_on_the_device_graph_and_eager_launch_the_same(tmp_path: Path, family: str) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    sizes = {**SIZES, **(EXPERTS if family == "qwen3_moe" else {})}
+    transformers.AutoConfig.for_model(family, **sizes).save_pretrained(tmp_path)
+    counted = count_step(HuggingFaceStep(tmp_path, device="cuda", dtype=torch.bfloat16, rows=2, context=16), "cuda")
+    assert counted.nodes is not None and counted.launches is not None, counted
+    graph, eager = census(counted.nodes), census(counted.launches)
+    assert len(graph.layers) == 3 and graph.operations == eager.operations

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stepgraph.measure.census import Census, by_kernel, census, listing
+from stepgraph.measure.census import Census, by_kernel, census, is_added, listing, short
 from stepgraph.measure.predict import AROUND, LAYER_LAUNCHES
 from stepgraph.measure.result import Figure, Result, Rows
 from stepgraph.measure.trace.kineto import TraceError
@@ -18,8 +18,8 @@ from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.platforms import platform_for
 
-MOST_KERNELS = 20
-"""Kernels that the table lists; JSON has all nodes."""
+MOST_ROWS = 20
+"""Kernels and operators that the tables list; JSON has all nodes and launches."""
 
 ON_THE_TAPE = (
     "Without a GPU nothing is launched: counted are the operators that the tape records of the step. A GPU runs none, "
@@ -74,20 +74,15 @@ def census_result(counted: StepCount, what: str, device: str) -> Result:
     if in_graph is not None and counted.nodes is not None:
         more = {"graph": in_graph.to_json(), "nodes": listing(counted.nodes)}
     if eager is not None and counted.launches is not None:
-        more |= {"eager": eager.to_json(), "operators": operators(counted.launches)}
+        more |= {"eager": eager.to_json(), "launches": _launches(counted.launches)}
     return Result(
         name="census",
         definition=f"Launches of {what}, counted on {device}.",
         figures=[*_figures(in_graph, "graph"), *_figures(eager, "eager"), *_usual(in_graph or eager)],
-        tables=[_by_operation(in_graph, eager), *_by_kernel(counted)],
+        tables=[_by_operation(in_graph, eager), *_by_kernel(counted), *_by_operator(counted)],
         notes=notes,
         more=more,
     )
-
-
-def operators(launches: Sequence[Launch]) -> dict[str, int]:
-    """Eager launches by the operator of torch that they come from."""
-    return dict(Counter(launch.operator or "none of torch" for launch in launches).most_common())
 
 
 def _figures(found: Census | None, where: str) -> list[Figure]:
@@ -99,11 +94,14 @@ def _figures(found: Census | None, where: str) -> list[Figure]:
         "launched by cuBLAS or attention beside the operation itself: sums of split-K parts, combined parts, memsets"
     )
     kinds = ", ".join(f"{number} of type {kind}" for kind, number in found.types.items())
-    return [
+    figures = [
         Figure.of(f"{where}: all", found.total, unit, f"everything in {source}: {kinds}"),
         Figure.of(f"{where}: own", found.own, unit, f"of {source}, without what libraries add"),
         Figure.of(f"{where}: added", sum(found.added.values()), unit, added),
     ]
+    if found.layers:
+        figures.append(Figure(f"{where}: own, a layer", unit, "of the own ones; a sample a layer", found.layers))
+    return figures
 
 
 def _usual(found: Census | None) -> list[Figure]:
@@ -121,13 +119,18 @@ def _by_operation(in_graph: Census | None, eager: Census | None) -> Rows:
     found = {title: one for title, one in (("graph", in_graph), ("eager", eager)) if one is not None}
     around = dict.fromkeys(name for one in found.values() for name in one.around)
     layers = dict.fromkeys(name for one in found.values() for name in [*one.operations, *one.added])
+    own_layers = {name for one in found.values() for name in one.operations}
+    layers = {name: None for name in layers if name in own_layers or name not in around}
     rows: list[list[Any]] = []
-    for name, where in [*((name, "layers") for name in layers if name not in around), *((n, "around") for n in around)]:
-        row: list[Any] = [name, where]
-        for one in found.values():
-            own = one.around if where == "around" else one.operations
-            row += [own.get(name, 0), one.added.get(name, 0)]
-        rows.append(row)
+    for where, names in (("layers", layers), ("around", around)):
+        for name in names:
+            row: list[Any] = [name, where]
+            for one in found.values():
+                own = one.operations if where == "layers" else one.around
+                # The LM head's are the only ones around the layers.
+                added = one.added.get(name, 0) if where == "layers" or name not in layers else 0
+                row += [own.get(name, 0), added]
+            rows.append(row)
     columns = ["operation", "where"]
     definitions = {
         "operation": "the region that launched it, the same in all layers",
@@ -143,11 +146,34 @@ def _by_kernel(counted: StepCount) -> list[Rows]:
     found = counted.nodes if counted.nodes is not None else counted.launches
     if found is None:
         return []
-    kernels = list(by_kernel(found).items())
-    rows = [[kind, name, times, "yes" if added else ""] for (kind, name, added), times in kernels[:MOST_KERNELS]]
-    if len(kernels) > MOST_KERNELS:
-        rest = kernels[MOST_KERNELS:]
-        rows.append(["", f"{len(rest)} others", sum(times for _, times in rest), ""])
+    rows = [[kind, name, times, "yes" if added else ""] for (kind, name, added), times in by_kernel(found).items()]
     columns = ["type", "kernel", "times", "added by a library"]
     source = "the recorded graph" if counted.nodes is not None else "an eager run"
-    return [Rows("by kernel, the most frequent first", columns, rows, {"times": f"how often {source} launches it"})]
+    definitions = {"times": f"how often {source} launches it"}
+    return [Rows("by kernel, the most frequent first", columns, _most(rows), definitions)]
+
+
+def _by_operator(counted: StepCount) -> list[Rows]:
+    if counted.launches is None:
+        return []
+    found = Counter((launch.operator, launch.type) for launch in counted.launches)
+    rows = [[operator or "none of torch's", kind, times] for (operator, kind), times in found.most_common()]
+    definitions = {"operator": "the outermost of torch's around the launching call; Triton's kernels have none"}
+    columns = ["operator", "type", "times"]
+    return [Rows("eager launches by operator", columns, _most(rows), definitions)]
+
+
+def _most(rows: list[list[Any]]) -> list[list[Any]]:
+    """The first MOST_ROWS rows, the rest summed up in one. Times stand in the third column."""
+    rest = rows[MOST_ROWS:]
+    if not rest:
+        return rows
+    summed = [f"{len(rest)} others", "", sum(row[2] for row in rest), *[""] * (len(rows[0]) - 3)]
+    return [*rows[:MOST_ROWS], summed]
+
+
+def _launches(launches: Sequence[Launch]) -> dict[str, Any]:
+    """Every eager launch, for a result file."""
+    columns = ["region", "operator", "type", "kernel", "added by a library"]
+    rows = [[one.region, one.operator, one.type, short(one.name), is_added(one)] for one in launches]
+    return {"columns": columns, "rows": rows}
