@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import torch
 from common import commit, device_ms, machine, quantiles, versions, write_result
-from stream import read_limit
 
+from stepgraph.measure.stream import read_limit
 from stepgraph.ops.attention import AttentionShape
 from stepgraph.ops.attention.cuda_backend import CudaAttention
 from stepgraph.ops.attention.decode_plan import DecodeConfig

@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from census import Census, census, listing
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
-from stream import read_limit
 
 from stepgraph import SamplingParams
 from stepgraph.engine.core import EngineCore
@@ -24,6 +22,8 @@ from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
 from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
+from stepgraph.measure.census import Census, census, listing
+from stepgraph.measure.stream import read_limit
 from stepgraph.ops.attention import get_backend
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime import BatchDescriptor, GraphConfig, GraphRunner, Ladder

@@ -13,8 +13,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from stepgraph import __version__
+from stepgraph.cli.account import account_command
+from stepgraph.cli.launch import launch_command
 from stepgraph.cli.memory_commands import memory_command, plan_app
 from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
+from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 
 app = typer.Typer(
     name="stepgraph",
@@ -173,6 +176,11 @@ def verify_command(
 
 app.command("memory")(memory_command)
 app.add_typer(plan_app, name="plan")
+app.command("launch")(launch_command)
+app.command("census")(census_command)
+app.command("account")(account_command)
+app.command("bench")(bench_command)
+app.command("padding")(padding_command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from stepgraph.measure.picture import new_picture, require_picture, save_picture
 from stepgraph.runtime.dispatch import Decision, Mode
-from stepgraph.runtime.errors import ConfigError
 
 COLOURS = {Mode.FULL: "tab:blue", Mode.BREAKABLE: "tab:orange", Mode.EAGER: "tab:red"}
 
@@ -95,15 +95,8 @@ def draw(path: Path, kinds: Mapping[str, Sequence[Decision]]) -> None:
     Raises:
         ConfigError: no PNG is asked for, it cannot be written, or matplotlib is missing.
     """
-    if path.suffix.lower() != ".png":
-        raise ConfigError(f"picture: {path} must end in .png")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError(
-            "picture: matplotlib is not installed; pip install 'stepgraph[plot]', or leave it out"
-        ) from None
-    figure = Figure(figsize=(6 * len(kinds), 5), layout="constrained")
+    require_picture(path)
+    figure = new_picture(6 * len(kinds), 5)
     for axes, (name, coverage) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds.items(), strict=True):
         for mode, colour in COLOURS.items():
             taken = [decision for decision in coverage if decision.mode is mode]
@@ -114,9 +107,4 @@ def draw(path: Path, kinds: Mapping[str, Sequence[Decision]]) -> None:
         axes.plot([0, top], [0, top], color="grey", linewidth=0.5, label="no padding")
         axes.set(title=name, xlabel="real tokens", ylabel="computed tokens")
         axes.legend()
-    unfinished = path.with_name(f"{path.name}.tmp")
-    try:
-        figure.savefig(unfinished, format="png", dpi=120)
-        unfinished.replace(path)
-    except OSError as error:
-        raise ConfigError(f"picture: {path} cannot be written: {error.strerror or error}") from None
+    save_picture(figure, path)

@@ -36,11 +36,12 @@ def memory(options: MemoryOptions) -> None:
     import torch
 
     from stepgraph.cli.console import ProgressBar
-    from stepgraph.cli.memory_view import draw_ledger, print_ledger, require_picture
+    from stepgraph.cli.memory_view import draw_ledger, print_ledger
     from stepgraph.cli.run import LONGEST_RULE
     from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
     from stepgraph.engine.memory_rows import engine_rows
+    from stepgraph.measure.picture import require_picture
     from stepgraph.runtime import Ladder
     from stepgraph.runtime.memory.ledger import Captured, make_ledger
     from stepgraph.runtime.platforms import platform_for

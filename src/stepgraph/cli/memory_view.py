@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.measure.picture import new_picture, save_picture
 from stepgraph.runtime.memory.units import in_units
 
 MOST_GRAPHS = 12
@@ -66,28 +66,14 @@ def print_plan(report: Mapping[str, Any]) -> None:
     Console().print(table)
 
 
-def require_picture(path: Path) -> None:
-    """Raises ConfigError: no PNG is asked for, or matplotlib is missing."""
-    if path.suffix.lower() != ".png":
-        raise ConfigError(f"picture: {path} must end in .png")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "picture: matplotlib is not installed; pip install 'stepgraph[plot]', or leave it out"
-        ) from None
-
-
 def draw_ledger(path: Path, report: Mapping[str, Any]) -> None:
     """A PNG: one bar with every row, and how pool and driver grew from graph to graph.
 
     Raises:
-        OSError: the file cannot be written.
+        ConfigError: the file cannot be written.
     """
-    from matplotlib.figure import Figure
-
     mib = 1 << 20
-    figure = Figure(figsize=(12, 5), layout="constrained")
+    figure = new_picture(12, 5)
     stack, growth = figure.subplots(1, 2)
     rows = [(row["name"], row["bytes"]) for row in report["rows"] if not row["of"]]
     if report["residual_bytes"] is not None:
@@ -106,7 +92,7 @@ def draw_ledger(path: Path, report: Mapping[str, Any]) -> None:
         growth.step(range(1, len(heights) + 1), heights, where="post", label=name)
     growth.set(xlabel="graphs captured, largest first", ylabel="MiB", title="taken by graphs")
     growth.legend()
-    figure.savefig(path, format="png", dpi=120)
+    save_picture(figure, path)
 
 
 def _costs(one: Mapping[str, Any]) -> list[str]:

@@ -42,7 +42,7 @@ def plan(options: PlanOptions) -> None:
     if not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory fraction: {options.memory_fraction} is not above 0 and at most 1")
     profile = load_profile(options.profile)
-    config = _model_config(options.model)
+    config = model_config(options.model)
     dtype = getattr(torch, "bfloat16" if options.dtype == "auto" else options.dtype)
     rows = options.max_num_seqs
     graphs = graph_config(
@@ -69,7 +69,7 @@ def plan(options: PlanOptions) -> None:
         print_plan(report)
 
 
-def _model_config(model: str) -> ModelConfig:
+def model_config(model: str) -> ModelConfig:
     from stepgraph.engine.config import read_config
     from stepgraph.engine.gguf_config import read_gguf_config
     from stepgraph.engine.gguf_file import open_gguf

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
-from common import device_ms, quantiles
+
+from stepgraph.measure.clock import device_ms
+from stepgraph.measure.stats import quantiles
+from stepgraph.runtime.errors import ConfigError
 
 SIZE = 4 << 30  # bytes: far more than any cache holds
 _PER_PROGRAM = 1 << 16  # elements
 _CHOICES = [(block, warps) for block in (2048, 4096, 8192) for warps in (4, 8)]
 
-
-@triton.jit
-def _sum(x, out, PER_PROGRAM: tl.constexpr, BLOCK: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * PER_PROGRAM
-    total = tl.zeros([BLOCK], tl.float32)
-    for offset in range(0, PER_PROGRAM, BLOCK):
-        total += tl.load(x + start + offset + tl.arange(0, BLOCK))
-    tl.store(out + tl.program_id(0), tl.sum(total))
+DEFINITION = "Bytes over seconds of a sum over 4 GiB that only reads, the best of a few tilings."
 
 
 def read_limit(rounds: int = 20) -> dict[str, float]:
-    """Bytes per second of a sum over 4 GiB, the best of a few tilings: median, p10 and p90."""
+    """Bytes per second of a sum over 4 GiB, the best of a few tilings: median, p10 and p90.
+
+    Raises:
+        ConfigError: there is no CUDA device or no Triton.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError("the read limit is measured on a CUDA device; there is none")
+    try:
+        from stepgraph.measure.kernels import sum_tiles
+    except ImportError:
+        raise ConfigError("the read limit is measured with Triton; pip install triton") from None
     x = torch.ones(SIZE // 4, device="cuda")
     programs = x.numel() // _PER_PROGRAM
     out = torch.empty(programs, device="cuda")
@@ -30,7 +34,7 @@ def read_limit(rounds: int = 20) -> dict[str, float]:
     for block, warps in _CHOICES:
 
         def read(block: int = block, warps: int = warps) -> None:
-            _sum[(programs,)](x, out, PER_PROGRAM=_PER_PROGRAM, BLOCK=block, num_warps=warps)
+            sum_tiles[(programs,)](x, out, PER_PROGRAM=_PER_PROGRAM, BLOCK=block, num_warps=warps)
 
         read()
         assert out.sum().item() == x.numel()

@@ -1,30 +1,13 @@
 """The counting behind the launch census: what is an operation's own, and what a library adds to it."""
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 
+from stepgraph.measure.census import by_kernel, census, is_added, listing, short
 from stepgraph.runtime.nodes import Dependency, GraphNode
-
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def census() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("stepgraph_benchmarks_census", BENCHMARKS / "census.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
 
 
 @pytest.mark.parametrize(
-    ("name", "short"),
+    ("name", "expected"),
     [
         ("_add_rms_norm", "_add_rms_norm"),
         ("void at::native::vectorized_elementwise_kernel<4, F<int>, std::array<char*, 1ul>>(int, F<int>)",
@@ -36,11 +19,11 @@ def census() -> Iterator[ModuleType]:
         ("", ""),
     ],
 )  # fmt: skip
-def test_short_names(census: ModuleType, name: str, short: str) -> None:
-    assert census.short(name) == short
+def test_short_names(name: str, expected: str) -> None:
+    assert short(name) == expected
 
 
-def test_a_step_is_counted_by_what_its_nodes_are_for(census: ModuleType) -> None:
+def test_a_step_is_counted_by_what_its_nodes_are_for() -> None:
     nodes = [
         ("kernel", "gather", "embedding"),
         ("kernel", "nvjet_splitK", "layers.0/qkv_projection"),
@@ -56,11 +39,34 @@ def test_a_step_is_counted_by_what_its_nodes_are_for(census: ModuleType) -> None
         GraphNode(i, kind, name, region, after=(Dependency(i - 1),) if i else ())
         for i, (kind, name, region) in enumerate(nodes)
     ]
-    counted = census.census(graph)
+    counted = census(graph)
     assert counted.layers == (2, 1)
     assert counted.around == {"embedding": 1, "lm_head": 1, "sampling/softmax": 1, "outside all regions": 1}
     assert counted.added == {"qkv_projection": 1, "down_projection": 1}
+    assert counted.operations == {"qkv_projection": 1, "attention": 1, "down_projection": 1}
+    assert counted.types == {"kernel": 7, "memset": 2}
     assert (counted.own, counted.total) == (7, 9)
-    listed = census.listing(graph)
+    listed = listing(graph)
     assert [row[3] for row in listed["rows"]][2] == "cublasLt::splitKreduce_kernel" and len(listed["rows"]) == 9
     assert listed["rows"][2][-2:] == [True, [1]]
+
+
+def test_what_libraries_add_is_told_from_a_reduction_and_a_copy_of_the_model() -> None:
+    def one(kind: str, name: str, region: str = "layers.3/input_layernorm") -> GraphNode:
+        return GraphNode(0, kind, name, region)
+
+    assert is_added(one("kernel", "flash::flash_fwd_splitkv_combine_kernel<F>(P)"))
+    assert is_added(one("memset", "", "lm_head"))
+    assert not is_added(one("kernel", "void at::native::reduce_kernel<512, 1, MeanOps<float>>(MeanOps<float>)"))
+    assert not is_added(one("memcpy", ""))
+    assert not is_added(one("operator", "aten.mm.default"))
+    assert not is_added(one("memset", "", "sampling"))
+
+
+def test_the_usual_count() -> None:
+    nodes = [GraphNode(i, "kernel", "k", f"layers.{i}/norm") for i in range(32)]
+    assert census(nodes).usual == 330
+    assert by_kernel([*nodes, GraphNode(32, "memset", "", "")]) == {
+        ("kernel", "k", False): 32,
+        ("memset", "", False): 1,
+    }

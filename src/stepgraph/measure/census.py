@@ -1,4 +1,4 @@
-"""Counts the nodes of a decode step by what they are for, from the regions that were noted at its capture."""
+"""Counts what one step launches: by layer and operation, and what libraries add beside it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from stepgraph.measure.predict import AROUND, LAYER_LAUNCHES
 from stepgraph.runtime.nodes import GraphNode
 
 # Beside the matrix product, cuBLAS may launch the sum of its split-K parts (splitKreduce_kernel) and clear a workspace;
 # an attention backend may combine the parts of a split KV.
-_ADDED = re.compile("reduce|combine", re.IGNORECASE)
+_ADDED = re.compile("splitk_?reduce|combine", re.IGNORECASE)
 
 
-def is_added(node: GraphNode) -> bool:
+class Launched(Protocol):
+    """A node of a graph, or a launch of an eager step. region: as `GraphNode` has it."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def region(self) -> str: ...
+
+
+def is_added(node: Launched) -> bool:
     """Whether a library launches this beside the operation that its region is named for."""
     in_model = node.region.startswith("layers.") or node.region == "lm_head"
-    return in_model and (node.type != "kernel" or _ADDED.search(short(node.name)) is not None)
+    return in_model and (node.type == "memset" or _ADDED.search(short(node.name)) is not None)
 
 
 def short(name: str) -> str:
@@ -38,13 +52,15 @@ def short(name: str) -> str:
 class Census:
     """One step.
 
-    layers: own launches of each layer, the layers in order. around: of each other region. added: of libraries, by
-    operation.
+    layers: own launches of each layer, the layers in order. operations: of those, by operation, of all layers.
+    around: own launches of each other region. added: of libraries, by operation. types: all of them by type.
     """
 
     layers: tuple[int, ...]
+    operations: dict[str, int]
     around: dict[str, int]
     added: dict[str, int]
+    types: dict[str, int]
 
     @property
     def own(self) -> int:
@@ -54,19 +70,28 @@ class Census:
     def total(self) -> int:
         return self.own + sum(self.added.values())
 
+    @property
+    def usual(self) -> int:
+        """What is usually counted for so many layers, without what libraries add."""
+        return LAYER_LAUNCHES * len(self.layers) + len(AROUND)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "own a layer": sorted(set(self.layers)),
             "layers": len(self.layers),
+            "operations": self.operations,
             "around": self.around,
             "added by libraries": self.added,
+            "types": self.types,
             "own": self.own,
             "total": self.total,
         }
 
 
-def census(nodes: Sequence[GraphNode]) -> Census:
+def census(nodes: Sequence[Launched]) -> Census:
+    """nodes: of one step. Those of a layer have the region `layers.N/operation`."""
     layers: Counter[int] = Counter()
+    operations: Counter[str] = Counter()
     around: Counter[str] = Counter()
     added: Counter[str] = Counter()
     for node in nodes:
@@ -75,9 +100,16 @@ def census(nodes: Sequence[GraphNode]) -> Census:
             added[operation or top] += 1
         elif top.startswith("layers."):
             layers[int(top.removeprefix("layers."))] += 1
+            operations[operation or "no operation of its own"] += 1
         else:
             around[node.region or "outside all regions"] += 1
-    return Census(tuple(layers[i] for i in sorted(layers)), dict(around), dict(added))
+    types = Counter(node.type for node in nodes)
+    return Census(tuple(layers[i] for i in sorted(layers)), dict(operations), dict(around), dict(added), dict(types))
+
+
+def by_kernel(nodes: Sequence[Launched]) -> dict[tuple[str, str, bool], int]:
+    """How often each (type, short kernel name, whether a library adds it) is launched, the most frequent first."""
+    return dict(Counter((node.type, short(node.name), is_added(node)) for node in nodes).most_common())
 
 
 def listing(nodes: Sequence[GraphNode]) -> dict[str, Any]:

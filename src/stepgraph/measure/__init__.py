@@ -1,0 +1,1 @@
+"""What a step costs: measured, defined, and written down in one form."""

@@ -1,0 +1,122 @@
+"""The latency curve: how long a decode step takes by its number of rows."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepgraph.measure.clock import device_ms, host_us
+from stepgraph.measure.decode import DecodeRows
+from stepgraph.measure.result import Result, Rows
+from stepgraph.measure.stats import quantiles
+from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.runner import GraphRunner
+
+ROUNDS, STEPS_A_ROUND = 6, 5
+"""Rounds go through the sizes upwards and downwards in turn, so that a drift of the machine meets all alike."""
+
+ON_THE_DEVICE = "device time, from an event before the step to one behind it"
+ON_THE_HOST = "host time: without a GPU the host computes the step, and the tape stands for a graph"
+
+
+@dataclass(frozen=True)
+class LatencyCurve:
+    """samples: ms of a step for each size that was measured. what: names the step."""
+
+    samples: Mapping[int, Sequence[float]]
+    what: str
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return sorted(self.samples)
+
+    @cached_property
+    def medians(self) -> dict[int, float]:
+        return {size: quantiles(self.samples[size])["median"] for size in self.sizes}
+
+    def ms(self, rows: int) -> float | None:
+        """The median at a size; between two measured ones on the straight line. None outside of what was measured."""
+        if rows in self.medians:
+            return self.medians[rows]
+        place = bisect_left(self.sizes, rows)
+        if place == 0 or place == len(self.sizes):
+            return None
+        low, high = self.sizes[place - 1], self.sizes[place]
+        share = (rows - low) / (high - low)
+        return self.medians[low] * (1 - share) + self.medians[high] * share
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "samples": {str(size): list(self.samples[size]) for size in self.sizes}}
+
+
+def load_curve(path: Path) -> LatencyCurve:
+    """A curve that `stepgraph padding --json` printed, or a benchmark wrote.
+
+    Raises:
+        ConfigError: the file holds none, or cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["curve"]
+        samples = {int(size): [float(ms) for ms in taken] for size, taken in found["samples"].items()}
+        if not samples or not all(samples.values()):
+            raise ValueError("no samples")
+        return LatencyCurve(samples, str(found["what"]))
+    except OSError as error:
+        raise ConfigError(f"curve: {path} cannot be read: {error.strerror or error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"curve: {path} holds no latency curve ({error}); `stepgraph padding --json` prints one"
+        ) from None
+
+
+def step_ms(decode: DecodeRows, count: int, runner: GraphRunner | None = None) -> list[float]:
+    """ms of each of `count` steps of the rows that are staged: of the device, of the host where there is none."""
+
+    def step() -> None:
+        decode.step(runner)
+
+    if decode.buffers.device.type == "cuda":
+        return device_ms(step, count, before=decode.rewind)
+    return [us / 1e3 for us in host_us(step, count, before=decode.rewind, warm=1)]
+
+
+@torch.inference_mode()
+def measure_curve(decode: DecodeRows, sizes: Sequence[int], what: str, *, rounds: int = ROUNDS) -> LatencyCurve:
+    """sizes: in rows; each should have a graph of its own. what: names the step."""
+    samples: dict[int, list[float]] = {size: [] for size in sorted(sizes)}
+    for turn in range(rounds):
+        for size in list(samples) if turn % 2 == 0 else list(samples)[::-1]:
+            decode.stage(size)
+            samples[size] += step_ms(decode, STEPS_A_ROUND)
+    return LatencyCurve(samples, what)
+
+
+def curve_table(curve: LatencyCurve) -> Rows:
+    """One row a size."""
+    rows = []
+    for size in curve.sizes:
+        found = quantiles(curve.samples[size])
+        rows.append([size, found["median"], found["p10"], found["p90"], found["median"] / size * 1e3])
+    definitions = {
+        "rows": "requests that decode, each in a graph of exactly that size",
+        "median": f"ms of a step; {curve.what}",
+        "µs a row": "the median over the rows",
+    }
+    return Rows("latency curve", ["rows", "median", "p10", "p90", "µs a row"], rows, definitions)
+
+
+def curve_result(curve: LatencyCurve) -> Result:
+    """The curve on its own."""
+    return Result(
+        name="curve",
+        definition=f"Time of a decode step by its number of rows, one process: {curve.what}.",
+        tables=[curve_table(curve)],
+        more={"curve": curve.to_json()},
+    )

@@ -1,0 +1,1 @@
+"""Profiler traces: read, cut into steps, and added up."""
