@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stepgraph.ops.lora import LayerAdapters, LayerLora, LoraRows
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows
 from stepgraph.runtime.errors import ConfigError
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -91,11 +91,11 @@ class OperationSet(Protocol):
         places: Any,
         kv: torch.Tensor,
         attend: Attend,
-        adapters: LayerAdapters | None = None,
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> Hidden:
         """One layer. kv: its cache, [blocks, 2, block_size, kv_heads, head_dim], where the rows' K and V are written.
 
-        Only the first dimension of `kv` may be strided. adapters: None where no row has one.
+        Only the first dimension of `kv` may be strided. adapters: of the rows of this step.
         """
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:

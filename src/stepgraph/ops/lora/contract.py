@@ -58,12 +58,15 @@ class LoraRows:
 
 @dataclass(frozen=True)
 class LayerAdapters:
-    """One layer's projections, for the rows of one step."""
+    """One layer's projections, for the rows of one step. None: nothing is added."""
 
-    qkv: Adapt
-    attention_out: Adapt
-    gate_up: Adapt
-    down: Adapt
+    qkv: Adapt | None = None
+    attention_out: Adapt | None = None
+    gate_up: Adapt | None = None
+    down: Adapt | None = None
+
+
+NO_ADAPTERS = LayerAdapters()
 
 
 def bind_layer(apply: Callable[[LoraPair, torch.Tensor, torch.Tensor], None], weights: LayerLora) -> LayerAdapters:
