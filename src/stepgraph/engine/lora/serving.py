@@ -17,9 +17,12 @@ def load_adapter(core: EngineCore, name: str, adapter: Adapter) -> None:
     """Write an adapter into the slot that has its name, or into a free one. Graphs stay.
 
     Raises:
-        ConfigError: the engine has no slots. RequestError: requests under way use the one with this name.
+        ConfigError: the engine has no slots. RequestError: requests under way use the one with this name, or
+            it is no name.
         ModelError: every slot is taken, or values that do not fit. ReplayError: a step is under way.
     """
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"an adapter's name is a text, not {name!r:.80}")
     slots = _idle_slots(core, name)
     with core.runner.pool.alone():
         slots.load(name, adapter)
