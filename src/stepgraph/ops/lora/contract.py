@@ -8,6 +8,8 @@ from functools import partial
 
 import torch
 
+from stepgraph.runtime.regions import region
+
 Adapt = Callable[[torch.Tensor, torch.Tensor], None]
 """(x [rows, in], out [rows, out]): adds to one projection of x, in `out`, what each row's adapter adds. In place."""
 
@@ -70,6 +72,11 @@ NO_ADAPTERS = LayerAdapters()
 
 
 def bind_layer(apply: Callable[[LoraPair, torch.Tensor, torch.Tensor], None], weights: LayerLora) -> LayerAdapters:
-    """apply: (pair, x, out), of the rows of a step."""
+    """apply: (pair, x, out), of the rows of a step. Its launches have a region of their own."""
+
+    def named(pair: LoraPair, x: torch.Tensor, out: torch.Tensor) -> None:
+        with region("adapters"):
+            apply(pair, x, out)
+
     pairs = (weights.qkv, weights.attention_out, weights.gate_up, weights.down)
-    return LayerAdapters(*(partial(apply, pair) for pair in pairs))
+    return LayerAdapters(*(partial(named, pair) for pair in pairs))
