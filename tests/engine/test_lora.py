@@ -170,6 +170,7 @@ def test_without_room_for_adapters_there_are_none(base: Path, saved: dict) -> No
     [
         ({"slots": 0}, "slots is 0"),
         ({"max_rank": 1.5}, "max_rank is 1.5"),
+        ({"max_rank": 129}, "from 1 to 128"),
         ({"slots": 2, "cases": (0, 3)}, "must end at 1 to 2"),
         ({"slots": 2, "cases": (0,)}, "must end at 1 to 2"),
         ({"cases": (2, 1)}, "must ascend"),

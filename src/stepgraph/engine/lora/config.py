@@ -8,6 +8,7 @@ from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError
 
 _LEAST_RANK = 16  # of a slot: what tensor cores multiply at the least
+_MOST_RANK = 128  # what the kernels' tiles have room for
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class LoraConfig:
         above the last. By default 0, powers of two, and `slots`.
 
     Raises:
-        ConfigError: a number below 1, or cases that do not ascend, name no adapter at all, or more than `slots`.
+        ConfigError: no slots, a rank that is not 1 to 128, or cases that do not ascend, name no adapter at all, or more than `slots`.
     """
 
     slots: int = 4
@@ -27,10 +28,10 @@ class LoraConfig:
     cases: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("slots", "max_rank"):
+        for name, most in (("slots", 4096), ("max_rank", _MOST_RANK)):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= 4096:
-                raise ConfigError(f"lora: {name} is {value!r}; it is a whole number from 1 to 4096")
+            if type(value) is not int or not 1 <= value <= most:
+                raise ConfigError(f"lora: {name} is {value!r}; it is a whole number from 1 to {most}")
         if not self.cases:
             powers = [1 << power for power in range(self.slots.bit_length()) if 1 << power < self.slots]
             object.__setattr__(self, "cases", (0, *powers, self.slots))
