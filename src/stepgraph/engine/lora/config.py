@@ -20,7 +20,8 @@ class LoraConfig:
         above the last. By default 0, powers of two, and `slots`.
 
     Raises:
-        ConfigError: no slots, a rank that is not 1 to 128, or cases that do not ascend, name no adapter at all, or more than `slots`.
+        ConfigError: no slots, a rank that is not 1 to 128, or cases that do not ascend, name no adapter at all, or more
+            than `slots`.
     """
 
     slots: int = 4
