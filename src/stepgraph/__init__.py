@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepgraph.engine import LLM, SamplingParams
+    from stepgraph.engine import LLM, LoraConfig, SamplingParams
     from stepgraph.runtime import BatchDescriptor, GraphConfig, GraphRunner, Ladder, PaddingPolicy, Slot, StaticBuffers
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "GraphConfig",
     "GraphRunner",
     "Ladder",
+    "LoraConfig",
     "PaddingPolicy",
     "SamplingParams",
     "Slot",
@@ -27,7 +28,7 @@ __all__ = [
     "__version__",
 ]
 
-_ENGINE_NAMES = {"LLM", "SamplingParams"}
+_ENGINE_NAMES = {"LLM", "LoraConfig", "SamplingParams"}
 
 
 def __getattr__(name: str) -> object:

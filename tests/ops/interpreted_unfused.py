@@ -1,7 +1,7 @@
 """The kernels of the `unfused` set under Triton's interpreter, on the CPU. Run by test_unfused.py, not collected."""
 
 import torch
-from ops.layers import check_cache, distance, make_case, run
+from ops.layers import check_cache, distance, make_adapters, make_case, run
 
 from stepgraph.ops.reference_set import ReferenceOperations
 from stepgraph.ops.unfused import UnfusedOperations
@@ -20,6 +20,11 @@ def main() -> None:
             check_cache(cache, before, case)
             assert distance(got, want) < 1e-5, (heads, bias, head_norms, distance(got, want))
             assert distance(cache, want_cache) < 1e-5, (heads, bias, head_norms)
+        adapters = make_adapters(case, seed)
+        adapted, adapted_cache = run(ReferenceOperations(case.shape), case, adapters)
+        got, cache = run(UnfusedOperations(case.shape), case, adapters)
+        assert distance(got, adapted) < 1e-5 < distance(adapted, want), (heads, distance(got, adapted))
+        assert distance(cache, adapted_cache) < 1e-5, heads
 
 
 if __name__ == "__main__":

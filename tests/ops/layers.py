@@ -9,6 +9,7 @@ import torch
 
 from stepgraph.ops.attention import AttentionShape, get_backend
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
+from stepgraph.ops.lora import NO_ADAPTERS, LayerLora, LoraPair, LoraRows
 from stepgraph.ops.operations import DecoderShape, LayerWeights, OperationSet
 
 HIDDEN, INTERMEDIATE, VOCAB, BLOCK_SIZE, MAX_BLOCKS = 96, 80, 50, 16, 5
@@ -100,7 +101,33 @@ def make_case(
     )
 
 
-def run(operations: OperationSet, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+def make_adapters(case: Case, seed: int = 0) -> tuple[LoraRows, list[LayerLora]]:
+    """Three slots for adapters, two of them active, on the case's device; every third row has none."""
+    noise, weights = torch.Generator().manual_seed(seed), case.layers[0]
+
+    def pair(weight: torch.Tensor, *ends: int) -> LoraPair:
+        out, width = weight.shape
+        a = torch.randn(3, max(len(ends), 1) * 16, width, generator=noise) * width**-0.5
+        b = torch.randn(3, out, 16, generator=noise) * 0.25
+        return LoraPair(a.to(weight), b.to(weight), ends or (out,))
+
+    queries, keys = (heads * case.shape.head_dim for heads in (case.shape.num_heads, case.shape.num_kv_heads))
+    layers = [
+        LayerLora(
+            pair(weights.qkv, queries, queries + keys, queries + 2 * keys),
+            pair(weights.attention_out),
+            pair(weights.gate_up, INTERMEDIATE, 2 * INTERMEDIATE),
+            pair(weights.down),
+        )
+        for _ in case.layers
+    ]
+    index = torch.arange(len(case.tokens), dtype=torch.int32, device=case.tokens.device) % 3 - 1
+    return LoraRows(index, (2 - index).clamp(max=2), 2), layers
+
+
+def run(
+    operations: OperationSet, case: Case, adapters: tuple[LoraRows, list[LayerLora]] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits, and the cache afterwards (the case keeps its own)."""
     shape, cache = case.shape, case.kv_cache.clone()
     attention = get_backend(
@@ -114,9 +141,10 @@ def run(operations: OperationSet, case: Case) -> tuple[torch.Tensor, torch.Tenso
 
     with torch.no_grad():
         places = operations.places(case.positions, case.block_tables, BLOCK_SIZE)
+        mine = [NO_ADAPTERS] * len(case.layers) if adapters is None else operations.adapters(*adapters)
         hidden = operations.embed(case.tokens, case.embedding)
         for index, layer in enumerate(case.layers):
-            hidden = operations.layer(hidden, layer, places, cache[:, index], attend)
+            hidden = operations.layer(hidden, layer, places, cache[:, index], attend, mine[index])
         return operations.lm_head(operations.final_norm(hidden, case.norm), case.embedding), cache
 
 

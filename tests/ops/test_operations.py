@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.tiny import CONFIG, tiny_engine, tiny_model
-from ops.layers import check_cache, distance, make_case, run
+from ops.layers import check_cache, distance, make_adapters, make_case, run
 
 from stepgraph.ops import operations
 from stepgraph.ops.operations import choose_operations, get_operations
@@ -102,6 +102,19 @@ def test_unfused_is_as_near_to_float32_as_the_reference(device, dtype, heads, bi
     got, cache = run(get_operations("unfused", device, moved.shape), moved)
     check_cache(cache, moved.kv_cache, moved)
     # The sets round at different places, so neither is the other's truth.
+    assert distance(got, truth) <= 2 * distance(reference, truth) + 1e-5
+    assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache) + 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_unfused_with_adapters_is_as_near_to_float32_as_the_reference(device, dtype) -> None:
+    case = make_case(LENGTHS, heads=(8, 2, 64))
+    truth, truth_cache = run(ReferenceOperations(case.shape), case, make_adapters(case))
+    moved = case.to(device, dtype)
+    adapters = make_adapters(moved)
+    reference, reference_cache = run(get_operations("reference", device, moved.shape), moved, adapters)
+    got, cache = run(get_operations("unfused", device, moved.shape), moved, adapters)
     assert distance(got, truth) <= 2 * distance(reference, truth) + 1e-5
     assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache) + 1e-5
 

@@ -65,6 +65,9 @@ def run_command(
     dtype: Annotated[
         DType, typer.Option(help="Type of weights and activations; auto: float32 on a CPU, as stored on a GPU.")
     ] = DType.AUTO,
+    adapter: Annotated[
+        Path | None, typer.Option(help="A directory with a LoRA adapter that PEFT saved, for all prompts.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt, at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample among the k best tokens; 0 is off.")] = 0,
@@ -111,6 +114,7 @@ def run_command(
                 attention=attention,
                 operations=operations,
                 dtype=dtype.value,
+                adapter=adapter,
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_k=top_k,

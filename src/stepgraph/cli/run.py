@@ -45,6 +45,7 @@ class RunOptions:
     attention: str | None = None
     operations: str | None = None
     dtype: str = "auto"
+    adapter: Path | None = None
     max_tokens: int = 128
     temperature: float = 0.0
     top_k: int = 0
@@ -79,7 +80,7 @@ def run(options: RunOptions) -> None:
     printer = _Printer(prompts, quiet=options.as_json)
     requests = [_in_chat(llm, prompt) for prompt in prompts] if options.chat else prompts
     started = time.perf_counter()
-    outputs = llm.generate(requests, params, stream=printer)
+    outputs = llm.generate(requests, params, adapter=_adapter_name(options), stream=printer)
     stopped = time.perf_counter()
     printer.end()
     report = make_report(options, llm, prompts, outputs, started, printer.first_at or stopped, stopped)
@@ -118,15 +119,19 @@ def gather_prompts(options: RunOptions) -> list[str]:
 
 
 def start(options: RunOptions, num_prompts: int) -> LLM:
-    """Load the model and capture its graphs, for as many requests at once as there are prompts."""
+    """Load the model with its adapter and capture its graphs, for as many requests at once as there are prompts."""
     from stepgraph.cli.console import ProgressBar
-    from stepgraph.engine import LLM
+    from stepgraph.engine import LLM, LoraConfig
     from stepgraph.engine.demo import demo_model_path
+    from stepgraph.engine.lora import read_adapter_config
     from stepgraph.runtime import Ladder
 
+    lora = None
+    if options.adapter is not None:  # every row has it: no graph is for batches without
+        lora = LoraConfig(slots=1, max_rank=read_adapter_config(options.adapter).rank, cases=(1,))
     rows = min(num_prompts, MOST_SEQS) if options.max_num_seqs is None else options.max_num_seqs
     with ProgressBar(quiet=options.as_json) as progress:
-        return LLM(
+        llm = LLM(
             options.model if options.model is not None else demo_model_path(),
             device=options.device,
             dtype=options.dtype,
@@ -137,8 +142,12 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             kv_bytes=options.kv_bytes,
             attention=options.attention,
             operations=options.operations,
+            lora=lora,
             progress=progress,
         )
+    if options.adapter is not None:
+        llm.load_adapter(str(options.adapter), options.adapter)
+    return llm
 
 
 class _Printer:
@@ -168,6 +177,10 @@ class _Printer:
 
         if not self._quiet and len(self._prompts) == 1:
             write("\n\n")
+
+
+def _adapter_name(options: RunOptions) -> str | None:
+    return None if options.adapter is None else str(options.adapter)
 
 
 def _in_chat(llm: LLM, prompt: str) -> list[int]:

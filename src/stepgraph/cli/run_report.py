@@ -42,6 +42,7 @@ def make_report(
         "dtype": str(llm.core.model.dtype).removeprefix("torch."),
         "attention": llm.core.attention.name,
         "operations": llm.core.model.operations.name,
+        "adapter": None if options.adapter is None else str(options.adapter),
         "graphs": options.graphs,
         "ladder": options.ladder,
         "changes": [asdict(change) for change in llm.resolution.changes],

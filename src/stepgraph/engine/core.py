@@ -13,6 +13,8 @@ import torch
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.kv_memory import KVMemory, resize
+from stepgraph.engine.lora import LoraSlots
+from stepgraph.engine.lora.rows import adapter_inputs
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.engine.request import Request
@@ -46,6 +48,7 @@ class EngineCore:
         the least that a capture needs, `num_blocks` is the most there may be, and `resize_kv` adds what is left.
     sampler: chooses the tokens. penalties: whether requests may ask for them; takes 4 bytes a row and token of the
         vocabulary.
+    lora: the adapters that requests may have; `graphs.lora_cases` says for how many at a time steps are captured.
     strict: refuse a configuration that would be downgraded.
 
     Raises:
@@ -65,15 +68,18 @@ class EngineCore:
         memory: VirtualMemory | None = None,
         sampler: Sampler = sample,
         penalties: bool = True,
+        lora: LoraSlots | None = None,
         strict: bool = False,
     ) -> None:
-        if graphs.decode.query_lens != (1,) or graphs.lora_cases != (0,):
+        if lora is not None:
+            lora.config.require_cases(graphs.lora_cases)
+        if graphs.decode.query_lens != (1,) or (lora is None and graphs.lora_cases != (0,)):
             raise ConfigError(
                 f"graphs: the engine decodes one token a step without adapters; query lengths "
                 f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
         self.model, self.attention = model, attention
-        self.penalties = penalties
+        self.penalties, self.lora = penalties, lora
         self.max_model_len = max_model_len
         step_tokens = most_tokens(chunk_tokens, max_num_seqs)
         rows = largest_batch(graphs, max_num_seqs)
@@ -91,15 +97,18 @@ class EngineCore:
             max_requests=rows,
             max_tokens=tokens,
             device=model.device,
-            slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab),
+            slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab, adapters=lora is not None),
         )
-        step = DecoderStep(model, attention, self.kv_memory.cache, sampler)
+        step = DecoderStep(model, attention, self.kv_memory.cache, sampler, lora)
         self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
         self.runner = GraphRunner(step, self.buffers, self.resolution.config, state=self._verified())
         self.runner.watch(vars(model), "model")
         for index, layer in enumerate(model.layers):
             self.runner.watch(vars(layer), f"model.layers.{index}")
         self.runner.watch(attention.tensors(), "attention")
+        if lora is not None:
+            self.runner.watch(lora.tensors, "adapters")
+        self._num_loras = 0  # of the batch that is staged
         self._rows_staged = 0  # of a step without prefill
         self._in_doubt = False  # a step failed: what the device holds of the rows is anybody's guess
 
@@ -133,7 +142,8 @@ class EngineCore:
     @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Run the largest step eagerly, on padded rows: torch then holds what a step may need. Not while serving."""
-        self.runner.rehearse(BatchDescriptor.mixed(self.buffers.max_tokens, self.buffers.max_requests))
+        adapters = 0 if self.lora is None else self.lora.config.slots
+        self.runner.rehearse(BatchDescriptor.mixed(self.buffers.max_tokens, self.buffers.max_requests, adapters))
 
     @torch.inference_mode()
     def verify(self, *, seed: int = 0) -> VerifyReport:
@@ -154,9 +164,12 @@ class EngineCore:
             max_blocks=self._max_blocks,
             penalties=self.penalties,
             device=self.model.device,
+            adapter_slots=0 if self.lora is None else self.lora.config.slots,
         )
         batches.require_room(self.buffers.max_requests, self.buffers.max_tokens)
         verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
+        if self.lora is not None:
+            self.lora.fill_free(torch.Generator().manual_seed(seed))
         self._rows_staged = 0
         with self._cache_cut_to(1 + len(verified)):
             return self.runner.verify(batches, seed=seed)
@@ -212,9 +225,10 @@ class EngineCore:
         if all(chunk.stop - chunk.start == 1 for chunk in chunks):  # no prefill, or a token of it: a decode step
             lengths = [request.num_tokens for request in rows] + [chunk.stop for chunk in chunks]
             self.attention.plan(lengths, self.buffers["block_tables"])
-            output = self.runner(num_requests=count, **inputs)
+            output = self.runner(num_requests=count, num_loras=self._num_loras, **inputs)
         else:
-            output = self.runner(num_requests=count, num_tokens=len(inputs["prompt_tokens"]), **inputs)
+            prompt_tokens = len(inputs["prompt_tokens"])
+            output = self.runner(num_requests=count, num_tokens=prompt_tokens, num_loras=self._num_loras, **inputs)
         tokens: list[int] = output.tokens.tolist()
         return tokens
 
@@ -233,7 +247,11 @@ class EngineCore:
         elif len(rows) == self._rows_staged:
             return {}
         self._rows_staged = 0 if chunks else len(rows)
-        inputs = sampling_inputs([*rows, *(chunk.request for chunk in chunks)], penalties=self.penalties)
+        requests = [*rows, *(chunk.request for chunk in chunks)]
+        inputs = sampling_inputs(requests, penalties=self.penalties)
+        if self.lora is not None:
+            adapters, self._num_loras = adapter_inputs(requests, self.lora)
+            inputs |= adapters
         inputs["query_lens"] = np.array([1] * len(rows) + [c.stop - c.start for c in chunks], dtype=np.int32)
         prompts = [token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.stop)]
         inputs["prompt_tokens"] = np.array([-1] * len(rows) + prompts, dtype=np.int64)

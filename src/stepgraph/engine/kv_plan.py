@@ -13,6 +13,7 @@ from stepgraph.engine.budget import FRACTION, MARGIN, Budget, MemoryRow, MemoryT
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
+from stepgraph.engine.lora import LoraConfig
 from stepgraph.engine.memory_rows import engine_rows, planned_rows
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.memory.units import in_units
@@ -34,6 +35,7 @@ class KVPlan:
     budget: of the device; None: on a CPU, which has no memory of its own.
     virtual: the device's virtual memory; None: the cache is allocated at once, before the capture.
     max_num_seqs, rows, tokens: requests that decode at once, and what the step's buffers have room for.
+    lora: the adapters that there is to be room for.
     kv_blocks, kv_bytes: the cache's size, of which one may be given; by default whatever is left.
 
     Raises:
@@ -46,6 +48,7 @@ class KVPlan:
     rows: int
     tokens: int
     penalties: bool
+    lora: LoraConfig | None = None
     kv_blocks: int | None = None
     kv_bytes: int | None = None
 
@@ -123,7 +126,13 @@ class KVPlan:
     def _planned(self, config: ModelConfig, dtype: torch.dtype, max_len: int, rows: int) -> dict[str, int]:
         """Bytes by name of what follows from shapes alone."""
         planned = planned_rows(
-            config, dtype, max_requests=rows, max_tokens=self.tokens, max_len=max_len, penalties=self.penalties
+            config,
+            dtype,
+            max_requests=rows,
+            max_tokens=self.tokens,
+            max_len=max_len,
+            penalties=self.penalties,
+            lora=self.lora,
         )
         return {row.name: row.nbytes for row in planned}
 

@@ -18,6 +18,8 @@ from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
 from stepgraph.engine.kv_plan import kv_plan
+from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_cases
+from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_adapter
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.params import SamplingParams
@@ -39,6 +41,7 @@ from stepgraph.runtime.verify import VerifyReport
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams]
+Adapters = str | Sequence[str | None] | None
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPU_SEQS, _CPU_SEQS = 256, 16
@@ -70,6 +73,8 @@ class LLM:
         By default 512 on a GPU and 128 on a CPU, where capturing takes as long as computing.
     penalties: whether requests may ask for repetition, presence and frequency penalties. Takes 4 bytes a row and
         token of the vocabulary; steps of requests that ask for none read nothing of it.
+    lora: room for LoRA adapters, which requests name; by default there is none. Its cases are the graphs' too, unless a
+        GraphConfig has its own.
     strict: refuse graphs that would have to be changed.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
@@ -96,6 +101,7 @@ class LLM:
         chunk_tokens: int | None = None,
         penalties: bool = True,
         sampler: str = "fused",
+        lora: LoraConfig | None = None,
         strict: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -107,6 +113,7 @@ class LLM:
             chunk_tokens = _GPU_CHUNK if target.type == "cuda" else _CPU_CHUNK
         tokens = most_tokens(chunk_tokens, max_num_seqs)
         config = graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target)
+        config = with_cases(config, lora)
         operations = choose_operations(operations, target)  # before the weights, which take a while
         choose_token = get_sampler(sampler)
         started = time.perf_counter()
@@ -118,6 +125,7 @@ class LLM:
             rows=rows,
             tokens=max(rows, tokens),
             penalties=penalties,
+            lora=lora,
             kv_blocks=kv_blocks,
             kv_bytes=kv_bytes,
         )
@@ -130,6 +138,10 @@ class LLM:
         max_len = _model_len(self.config, max_model_len)
         decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
         plan.took("weights")
+        slots = None
+        if lora is not None:
+            slots = LoraSlots(self.config, lora, decoder.dtype, target)
+            plan.took("adapters")
         backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
         plan.took("attention workspaces")
         self.load_seconds = time.perf_counter() - started
@@ -144,6 +156,7 @@ class LLM:
             chunk_tokens=chunk_tokens,
             sampler=choose_token,
             penalties=penalties,
+            lora=slots,
             strict=strict,
         )
         plan.took("step buffers")
@@ -192,30 +205,65 @@ class LLM:
         """
         self.core.resize_kv(num_blocks)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that are loaded."""
+        return () if self.core.lora is None else self.core.lora.names
+
+    def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Load a LoRA adapter that PEFT saved, into a free slot or in place of the one with this name.
+
+        May be called between two pieces of a stream; graphs stay.
+
+        Raises:
+            ModelError: an adapter that is damaged, for another model, of too high a rank or not supported, or no free
+                slot. ConfigError: the engine was started without `lora`. RequestError: requests under way use the one
+                with this name.
+        """
+        adapter = read_adapter(directory, self.config, require_slots(self.core).config.rank)
+        load_adapter(self.core, name, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Free an adapter's slot.
+
+        Raises:
+            RequestError: requests under way use it, or it is not loaded. ConfigError: as `load_adapter`.
+        """
+        unload_adapter(self.core, name)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params | None = None,
         *,
+        adapter: Adapters = None,
         stream: Callable[[TextDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt; results in the order of the prompts.
 
         prompts: text, token ids, or a list of either. sampling_params: one for all, or one for each.
+        adapter: the name of one that is loaded, for all prompts, or one for each, None for the model alone.
         stream: called with every piece of text as it becomes certain.
 
         Raises:
-            RequestError: an empty prompt, one longer than the model allows, or parameters that do not fit.
+            RequestError: an empty prompt, one longer than the model allows, parameters that do not fit, or an adapter
+                that is not loaded.
         """
-        tracked = self._track_all(prompts, sampling_params)
+        tracked = self._track_all(prompts, sampling_params, adapter)
         for delta in self._drive(tracked):
             if stream is not None:
                 stream(delta)
         return [request.result() for request in tracked]
 
-    def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params | None = None) -> Iterator[TextDelta]:
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | None = None,
+        *,
+        adapter: Adapters = None,
+    ) -> Iterator[TextDelta]:
         """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished."""
-        tracked = self._track_all(prompts, sampling_params)
+        tracked = self._track_all(prompts, sampling_params, adapter)
         return self._drive(tracked)
 
     def chat(
@@ -223,6 +271,7 @@ class LLM:
         messages: Sequence[Mapping[str, str]] | Sequence[Sequence[Mapping[str, str]]],
         sampling_params: Params | None = None,
         *,
+        adapter: Adapters = None,
         stream: Callable[[TextDelta], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or several at once, through the model's chat template.
@@ -234,7 +283,7 @@ class LLM:
             raise RequestError("a chat is a list of messages such as {'role': 'user', 'content': 'Hello'}, not a text")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, stream=stream)
+        return self.generate(prompts, sampling_params, adapter=adapter, stream=stream)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A conversation as token ids, ready for the assistant's turn."""
@@ -248,7 +297,9 @@ class LLM:
             tracked.request.finish_reason = "abort"
             self.core.scheduler.remove(tracked.request)
 
-    def _track_all(self, prompts: Prompt | Sequence[Prompt], params: Params | None) -> list[TrackedRequest]:
+    def _track_all(
+        self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters
+    ) -> list[TrackedRequest]:
         listed = _as_list(prompts)
         shared = SamplingParams() if params is None else params
         each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
@@ -258,10 +309,14 @@ class LLM:
             )
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
+        adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(adapters) != len(listed):
+            raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        return [self._track(index, prompt, each[index]) for index, prompt in enumerate(listed)]
+        return [self._track(index, *one) for index, one in enumerate(zip(listed, each, adapters, strict=True))]
 
-    def _track(self, index: int, prompt: Prompt, params: SamplingParams) -> TrackedRequest:
+    def _track(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None) -> TrackedRequest:
+        self._require_adapter(adapter)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
             raise RequestError(f"prompt {index}: token ids are whole numbers; give text or a list of ids")
@@ -286,15 +341,23 @@ class LLM:
                 f"lower max_tokens or give the cache more blocks"
             )
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        request = Request(self._next_id, ids, params, seed, max_tokens)
+        request = Request(self._next_id, ids, params, seed, max_tokens, adapter)
         self._next_id += 1
         ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
         stops = frozenset(params.stop_token_ids) | frozenset(ends)
         text = TextStream(self.tokenizer, params.stop)
         return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, stops, text)
 
+    def _require_adapter(self, name: str | None) -> None:
+        if name is not None:
+            require_slots(self.core).slot(name)
+
     def _drive(self, tracked: list[TrackedRequest]) -> Iterator[TextDelta]:
         """Queue these requests and step the engine until they are done. Others that are queued advance along."""
+        for one in tracked:
+            self._require_adapter(
+                one.request.adapter
+            )  # a stream begins when it is first read, and much may come before
         for one in tracked:
             self._running[one.request.id] = one
             self.core.scheduler.add(one.request)

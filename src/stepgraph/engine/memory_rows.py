@@ -10,6 +10,8 @@ import torch
 
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.kv_blocks import blocks_for
+from stepgraph.engine.lora import LoraConfig
+from stepgraph.engine.lora.slots import lora_shapes
 from stepgraph.engine.step import step_slots
 from stepgraph.engine.tensors import expected_tensors
 from stepgraph.runtime.layout import pack
@@ -30,6 +32,7 @@ def engine_rows(core: EngineCore) -> list[Row]:
     counts = slots[COUNTS].nbytes if COUNTS in slots.slots else 0
     rows = [
         Row("weights and rotary tables", _storages(_tensors(core.model), counted)),
+        Row("adapters", _storages(_tensors(core.lora), counted)),
         _cache(core),
         Row("static buffers", slots.slab.nbytes - counts),
         Row("penalty counts", counts),
@@ -45,16 +48,26 @@ def engine_rows(core: EngineCore) -> list[Row]:
 
 
 def planned_rows(
-    config: ModelConfig, dtype: torch.dtype, *, max_requests: int, max_tokens: int, max_len: int, penalties: bool
+    config: ModelConfig,
+    dtype: torch.dtype,
+    *,
+    max_requests: int,
+    max_tokens: int,
+    max_len: int,
+    penalties: bool,
+    lora: LoraConfig | None = None,
 ) -> list[Row]:
     """The same of an engine that is not there: what follows from its configuration alone."""
     weights = sum(math.prod(shape) for shape in expected_tensors(config).values()) * dtype.itemsize
     tables = 2 * max_len * config.head_dim * dtype.itemsize
-    slots = {slot.name: slot for slot in step_slots(blocks_for(max_len), 0, config.vocab_size if penalties else None)}
+    adapters = 0 if lora is None else sum(map(math.prod, lora_shapes(config, lora).values())) * dtype.itemsize
+    vocab = config.vocab_size if penalties else None
+    slots = {slot.name: slot for slot in step_slots(blocks_for(max_len), 0, vocab, adapters=lora is not None)}
     spans, end = pack(slots.values(), {"request": max_requests, "token": max_tokens})
     start, stop = spans.get(COUNTS, (0, 0))
     rows = [
         Row("weights and rotary tables", weights + tables),
+        Row("adapters", adapters),
         Row("static buffers", end - (stop - start)),
         Row("penalty counts", stop - start),
     ]

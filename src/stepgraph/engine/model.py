@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 import torch
 
 from stepgraph.engine.config import ModelConfig
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters
 from stepgraph.ops.operations import Attend, DecoderShape, LayerWeights, get_operations
 from stepgraph.runtime.regions import region
 
@@ -53,18 +54,20 @@ class DecoderModel:
         block_tables: torch.Tensor,
         kv_cache: torch.Tensor,
         attend: Attend,
+        adapters: Sequence[LayerAdapters] | None = None,
     ) -> torch.Tensor:
         """tokens, positions: int64 [rows]. block_tables: int32 [rows, max_blocks], one row per token here.
 
-        kv_cache: [blocks, layers, 2, block_size, kv_heads, head_dim]. Returns hidden states [rows, hidden] after the
-        final norm.
+        kv_cache: [blocks, layers, 2, block_size, kv_heads, head_dim]. adapters: of each layer; None: no row has one.
+        Returns hidden states [rows, hidden] after the final norm.
         """
         operations = self.operations
         places = operations.places(positions, block_tables, kv_cache.shape[3])
         hidden = operations.embed(tokens, self.embedding)
         for index, layer in enumerate(self.layers):
             with region(f"layers.{index}"):
-                hidden = operations.layer(hidden, layer, places, kv_cache[:, index], attend)
+                mine = NO_ADAPTERS if adapters is None else adapters[index]
+                hidden = operations.layer(hidden, layer, places, kv_cache[:, index], attend, mine)
         return operations.final_norm(hidden, self.final_norm)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:

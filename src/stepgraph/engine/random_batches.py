@@ -20,7 +20,8 @@ class RandomBatches:
     that no two requests share, and any sampling parameters.
 
     vocab_size: tokens are drawn below it. max_model_len: longest request in tokens. num_blocks: KV blocks 1 to this are
-    used. max_blocks: width of a block table. penalties: whether rows may ask for them.
+    used. max_blocks: width of a block table. penalties: whether rows may ask for them. adapter_slots: where adapters
+    may lie; a batch says how many it has.
     """
 
     vocab_size: int
@@ -29,6 +30,7 @@ class RandomBatches:
     max_blocks: int
     penalties: bool
     device: torch.device
+    adapter_slots: int = 0
 
     def require_room(self, max_requests: int, max_tokens: int) -> None:
         """Refuse an engine that has no room for what may be drawn.
@@ -88,4 +90,8 @@ class RandomBatches:
                 "frequency_penalty": either(0.0, 0.5),
                 "seen": seen,
             }
+        if self.adapter_slots:
+            index = integers(-1, batch.num_loras, requests)
+            slots = torch.randperm(self.adapter_slots, generator=generator)
+            inputs |= {"lora_index": index.int(), "lora_slot": slots[index.clamp(min=0)].int()}
         return inputs

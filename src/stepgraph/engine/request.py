@@ -16,6 +16,7 @@ class Request:
 
     id: arrival order; lower is older.
     seed: of this request's own noise stream, always set.
+    adapter: the name of one that is loaded; None: the model alone.
     blocks: KV blocks held, in order of position.
     computed: leading tokens whose keys and values are in the cache. While decoding that is all but the last one.
     """
@@ -25,6 +26,7 @@ class Request:
     params: SamplingParams
     seed: int
     max_tokens: int
+    adapter: str | None = None
     output: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     computed: int = 0

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from stepgraph.ops.linear import linear
+from stepgraph.ops.lora import Adapt
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,18 @@ def norm_qkv_rope_write(
     qkv_bias: torch.Tensor | None = None,
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
+    adapt: Adapt | None = None,
 ) -> torch.Tensor:
     """RMSNorm, QKV projection, rotary embedding, and this step's keys and values written to the cache.
 
     x: [rows, hidden]. qkv_weight: [(heads + 2 x kv_heads) x head_dim, hidden], Q then K then V; qkv_bias in that order.
     q_norm, k_norm: [head_dim], the weights of an RMSNorm of every query and key head before the rotary embedding.
     kv: one layer of the cache, [blocks, 2, block_size, kv_heads, head_dim]; written in place.
+    adapt: of the projection, bias included.
     Returns q: [rows, heads, head_dim], a view of the projection.
     """
     kv_heads, head_dim = kv.shape[-2:]
-    projected = linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), qkv_weight, qkv_bias)
+    projected = _adapted(F.rms_norm(x, norm_weight.shape, norm_weight, eps), qkv_weight, qkv_bias, adapt)
     qkv = projected.view(x.shape[0], num_heads + 2 * kv_heads, head_dim)
     for heads, weight in ((slice(num_heads), q_norm), (slice(num_heads, num_heads + kv_heads), k_norm)):
         if weight is not None:
@@ -82,17 +85,28 @@ def norm_qkv_rope_write(
     return qkv[:, :num_heads]
 
 
-def linear_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """x [rows, in] through weight [out, in], plus residual [rows, out]."""
-    return linear(x, weight).add_(residual)
+def linear_add(
+    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, adapt: Adapt | None = None
+) -> torch.Tensor:
+    """x [rows, in] through weight [out, in], plus residual [rows, out]. adapt: of the projection."""
+    return _adapted(x, weight, None, adapt).add_(residual)
 
 
 def norm_gate_up_swiglu(
-    x: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up_weight: torch.Tensor
+    x: torch.Tensor, norm_weight: torch.Tensor, eps: float, gate_up_weight: torch.Tensor, adapt: Adapt | None = None
 ) -> torch.Tensor:
     """RMSNorm, the gate and up projections as one, and silu(gate) x up.
 
-    x: [rows, hidden]. gate_up_weight: [2 x intermediate, hidden], gate first. Returns [rows, intermediate].
+    x: [rows, hidden]. gate_up_weight: [2 x intermediate, hidden], gate first. adapt: of the projection.
+    Returns [rows, intermediate].
     """
-    gate, up = linear(F.rms_norm(x, norm_weight.shape, norm_weight, eps), gate_up_weight).chunk(2, dim=-1)
+    normed = F.rms_norm(x, norm_weight.shape, norm_weight, eps)
+    gate, up = _adapted(normed, gate_up_weight, None, adapt).chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def _adapted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adapt: Adapt | None) -> torch.Tensor:
+    out = linear(x, weight, bias)
+    if adapt is not None:
+        adapt(x, out)
+    return out

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
 
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows
 from stepgraph.runtime.errors import ConfigError
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -80,10 +81,21 @@ class OperationSet(Protocol):
     def embed(self, tokens: torch.Tensor, embedding: torch.Tensor) -> Hidden:
         """tokens: int64 [rows]. embedding: [vocab, hidden]."""
 
-    def layer(self, hidden: Hidden, weights: LayerWeights, places: Any, kv: torch.Tensor, attend: Attend) -> Hidden:
+    def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
+        """What adds the adapters of this step's rows to each layer's projections; made once a step."""
+
+    def layer(
+        self,
+        hidden: Hidden,
+        weights: LayerWeights,
+        places: Any,
+        kv: torch.Tensor,
+        attend: Attend,
+        adapters: LayerAdapters = NO_ADAPTERS,
+    ) -> Hidden:
         """One layer. kv: its cache, [blocks, 2, block_size, kv_heads, head_dim], where the rows' K and V are written.
 
-        Only the first dimension of `kv` may be strided.
+        Only the first dimension of `kv` may be strided. adapters: of the rows of this step.
         """
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:

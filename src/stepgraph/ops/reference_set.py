@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 
 from stepgraph.ops.layer import StepGeometry, linear_add, norm_gate_up_swiglu, norm_qkv_rope_write
 from stepgraph.ops.linear import linear
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, ReferenceLora, bind_layer
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
 from stepgraph.runtime.regions import region
 
@@ -29,8 +32,19 @@ class ReferenceOperations:
         with region("embedding"):
             return Hidden(F.embedding(tokens, embedding))
 
+    def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
+        with region("adapters"):
+            apply = ReferenceLora(rows)
+        return [bind_layer(apply, layer) for layer in layers]
+
     def layer(
-        self, hidden: Hidden, weights: LayerWeights, places: StepGeometry, kv: torch.Tensor, attend: Attend
+        self,
+        hidden: Hidden,
+        weights: LayerWeights,
+        places: StepGeometry,
+        kv: torch.Tensor,
+        attend: Attend,
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> Hidden:
         x, eps = hidden.new, self._shape.norm_eps
         with region("norm_qkv_rope_write"):
@@ -45,16 +59,17 @@ class ReferenceOperations:
                 qkv_bias=weights.qkv_bias,
                 q_norm=weights.q_norm,
                 k_norm=weights.k_norm,
+                adapt=adapters.qkv,
             )
         with region("attention"):
             attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             attend(q, kv, attended)
         with region("output_projection"):
-            x = linear_add(attended.view(q.shape[0], -1), weights.attention_out, x)
+            x = linear_add(attended.view(q.shape[0], -1), weights.attention_out, x, adapters.attention_out)
         with region("norm_gate_up_swiglu"):
-            activated = norm_gate_up_swiglu(x, weights.post_norm, eps, weights.gate_up)
+            activated = norm_gate_up_swiglu(x, weights.post_norm, eps, weights.gate_up, adapters.gate_up)
         with region("down_projection"):
-            return Hidden(linear_add(activated, weights.down, x))
+            return Hidden(linear_add(activated, weights.down, x, adapters.down))
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
         with region("final_norm"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layer
+from stepgraph.ops.lora.triton_lora import TritonLora
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
 from stepgraph.ops.unfused.kernels import add_rms_norm, rotate, silu_mul, write_kv
 from stepgraph.runtime.regions import region
@@ -49,12 +52,26 @@ class UnfusedOperations:
         with region("embedding"):
             return Hidden(F.embedding(tokens, embedding))
 
-    def layer(self, hidden: Hidden, weights: LayerWeights, places: Places, kv: torch.Tensor, attend: Attend) -> Hidden:
+    def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
+        apply = TritonLora(rows)
+        return [bind_layer(apply, layer) for layer in layers]
+
+    def layer(
+        self,
+        hidden: Hidden,
+        weights: LayerWeights,
+        places: Places,
+        kv: torch.Tensor,
+        attend: Attend,
+        adapters: LayerAdapters = NO_ADAPTERS,
+    ) -> Hidden:
         shape = self._shape
         with region("input_norm"):
             normed, residual = self._add_norm(hidden, weights.input_norm)
         with region("qkv_projection"):
             qkv = F.linear(normed, weights.qkv, weights.qkv_bias)
+            if adapters.qkv is not None:
+                adapters.qkv(normed, qkv)
         with region("rotary"):
             rotate(
                 qkv, places.positions, shape.cos, shape.sin, shape.num_heads, shape.num_kv_heads,
@@ -68,14 +85,21 @@ class UnfusedOperations:
             attend(q, kv, attended)
         with region("output_projection"):
             new = F.linear(attended.flatten(1), weights.attention_out)
+            if adapters.attention_out is not None:
+                adapters.attention_out(attended.flatten(1), new)
         with region("post_norm"):
             normed, residual = self._add_norm(Hidden(new, residual), weights.post_norm)
         with region("gate_up_projection"):
             gate_up = F.linear(normed, weights.gate_up)
+            if adapters.gate_up is not None:
+                adapters.gate_up(normed, gate_up)
         with region("activation"):
             activated = silu_mul(gate_up)
         with region("down_projection"):
-            return Hidden(F.linear(activated, weights.down), residual)
+            new = F.linear(activated, weights.down)
+            if adapters.down is not None:
+                adapters.down(activated, new)
+            return Hidden(new, residual)
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
         with region("final_norm"):

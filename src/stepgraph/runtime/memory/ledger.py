@@ -14,6 +14,8 @@ from stepgraph.runtime.naming import describe
 from stepgraph.runtime.platforms import DeviceMemory
 
 FAMILIES = ("prefill", "decode", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
+WITH_ADAPTERS = " with adapters"
+"""Behind a family's name: its graphs for batches with adapters, which are rows of their own."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ class MemoryLedger:
 
     def families(self) -> dict[str, FamilyCost]:
         """By name; those without graphs are left out."""
-        costs = {name: [cost for family, _, cost in self.graphs if family == name] for name in FAMILIES}
+        names = [name + kind for name in FAMILIES for kind in ("", WITH_ADAPTERS)]
+        costs = {name: [cost for family, _, cost in self.graphs if family == name] for name in names}
         return {name: FamilyCost.of(some) for name, some in costs.items() if some}
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,9 +141,10 @@ def make_ledger(
 
 
 def family(key: BatchDescriptor, *, draft: bool = False) -> str:
-    """Of FAMILIES. Uniform batches of several tokens a request verify a draft, or extend one."""
+    """Of FAMILIES, with or without adapters. Uniform batches of several tokens a request verify a draft, or extend
+    one."""
     kind = 0 if key.is_relaxed else 1 if key.query_len == 1 else 2
-    return FAMILIES[kind + 3 * draft]
+    return FAMILIES[kind + 3 * draft] + (WITH_ADAPTERS if key.num_loras else "")
 
 
 def _unnamed(

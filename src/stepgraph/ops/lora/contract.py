@@ -1,0 +1,82 @@
+"""Low-rank adapters as operation sets see them: stacked weights, which row has which, and what adds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from stepgraph.runtime.regions import region
+
+Adapt = Callable[[torch.Tensor, torch.Tensor], None]
+"""(x [rows, in], out [rows, out]): adds to one projection of x, in `out`, what each row's adapter adds. In place."""
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """The adapters of one projection, in slots; an empty slot is all zeros. Low ranks are filled up with zeros.
+
+    Projections that are joined into one keep their own A, each `rank` rows; the scale is part of B.
+
+    a: [slots, parts x rank, in], b: [slots, out, rank], in the model's dtype.
+    ends: where the output columns of each part end, up to three.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    ends: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[2]
+
+
+@dataclass(frozen=True)
+class LayerLora:
+    """The adapters of a layer's four projections; see `LayerWeights`."""
+
+    qkv: LoraPair
+    attention_out: LoraPair
+    gate_up: LoraPair
+    down: LoraPair
+
+
+@dataclass(frozen=True)
+class LoraRows:
+    """Which adapter each row of a step has.
+
+    index: int32 [rows]; its number among the step's active adapters, from 0; -1 for none.
+    slot: int32 [rows]; where its weights lie. Any slot that there is where index is -1.
+    active: numbers that there may be: fixed where a step is captured, while the tensors are read at each replay. A row
+        with a number from here on gets nothing.
+    """
+
+    index: torch.Tensor
+    slot: torch.Tensor
+    active: int
+
+
+@dataclass(frozen=True)
+class LayerAdapters:
+    """One layer's projections, for the rows of one step. None: nothing is added."""
+
+    qkv: Adapt | None = None
+    attention_out: Adapt | None = None
+    gate_up: Adapt | None = None
+    down: Adapt | None = None
+
+
+NO_ADAPTERS = LayerAdapters()
+
+
+def bind_layer(apply: Callable[[LoraPair, torch.Tensor, torch.Tensor], None], weights: LayerLora) -> LayerAdapters:
+    """apply: (pair, x, out), of the rows of a step. Its launches have a region of their own."""
+
+    def named(pair: LoraPair, x: torch.Tensor, out: torch.Tensor) -> None:
+        with region("adapters"):
+            apply(pair, x, out)
+
+    pairs = (weights.qkv, weights.attention_out, weights.gate_up, weights.down)
+    return LayerAdapters(*(partial(named, pair) for pair in pairs))
