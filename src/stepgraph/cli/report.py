@@ -49,6 +49,7 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
         }
         print(json.dumps(told, indent=1, ensure_ascii=False))
         return
-    print(f"{out}: {len(found.results)} results, {len(found.pictures)} pictures beside them")
+    count = len(found.results)
+    print(f"{out}: {count} {'result' if count == 1 else 'results'}")
     for path, why in found.left_out.items():
         print(f"left out: {path}: {why}")

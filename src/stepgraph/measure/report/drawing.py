@@ -29,7 +29,7 @@ class Spread:
 def draw_spreads(title: str, unit: str, spreads: Sequence[Spread]) -> str:
     """A line for each: its median as a dot, p10 to p90 as a bar."""
     positive = [spread.low for spread in spreads if spread.low > 0]
-    most = max(spread.high for spread in spreads) or 1.0
+    most = max(0.0, *(spread.high for spread in spreads)) or 1.0
     log = len(positive) == len(spreads) and most / min(positive) > WIDE
     ticks = _decades(min(positive), most) if log else _ticks(min(0.0, *(s.low for s in spreads)), most)
     first, last = ticks[0], ticks[-1]
@@ -39,7 +39,7 @@ def draw_spreads(title: str, unit: str, spreads: Sequence[Spread]) -> str:
         return LABELS + 10 + share * (WIDTH - LABELS - 40)
 
     bottom = 10 + LINE * len(spreads)
-    parts = [_grid(x(tick), 6, x(tick), bottom) + _text(x(tick), bottom + 16, number(tick), "middle") for tick in ticks]
+    parts = [_grid(x(tick), 6, x(tick), bottom) + _text(x(tick), bottom + 16, f"{tick:,g}", "middle") for tick in ticks]
     for index, spread in enumerate(spreads):
         y = 10 + LINE * index + LINE / 2
         told = (
@@ -68,10 +68,10 @@ def draw_lines(title: str, across: str, up: str, lines: Mapping[str, Sequence[tu
     parts = []
     for tick in across_ticks:
         x, _ = place((tick, 0))
-        parts.append(_grid(x, top, x, top + high) + _text(x, top + high + 16, number(tick), "middle"))
+        parts.append(_grid(x, top, x, top + high) + _text(x, top + high + 16, f"{tick:,g}", "middle"))
     for tick in up_ticks:
         _, y = place((0, tick))
-        parts.append(_grid(left, y, left + wide, y) + _text(left - 8, y + 4, number(tick), "end"))
+        parts.append(_grid(left, y, left + wide, y) + _text(left - 8, y + 4, f"{tick:,g}", "end"))
     parts.append(_text(left + wide / 2, top + high + 34, across, "middle"))
     parts.append(f'<text x="14" y="{top + high / 2}" transform="rotate(-90 14 {top + high / 2})" '
                  f'text-anchor="middle">{escape(up)}</text>')  # fmt: skip

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepgraph.measure.sweep.cells import Work
+from stepgraph.measure.curve import load_curve
+from stepgraph.measure.sweep.cells import Work, key_of
 from stepgraph.measure.sweep.rows_file import read_rows
 from stepgraph.measure.sweep.sweep_result import sweep_result
 from stepgraph.runtime.errors import ConfigError
@@ -60,6 +61,8 @@ def find_results(path: Path) -> Folder:
                 folder.results.extend(Found(below, result) for result in _read(each))
             except (ConfigError, OSError, ValueError) as error:
                 folder.left_out[below] = str(error)
+            except (KeyError, TypeError, AttributeError) as error:
+                folder.left_out[below] = f"no result: {type(error).__name__}: {error}"
     if not folder.results:
         raise ConfigError(
             f"report: {path} holds no result; write one there, for example `stepgraph bench --json > bench.json`"
@@ -77,7 +80,7 @@ def tables_of(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _read(path: Path) -> list[Mapping[str, Any]]:
-    """Raises ConfigError or ValueError where the file holds no result, OSError where it cannot be read."""
+    """Raises OSError where the file cannot be read, another error where it holds no result."""
     if path.stat().st_size > MOST_BYTES:
         raise ConfigError(f"larger than {MOST_BYTES >> 20} MiB")
     if path.suffix.lower() == ".jsonl":
@@ -95,4 +98,8 @@ def _read(path: Path) -> list[Mapping[str, Any]]:
         for row in table["rows"]:
             if len(row) != len(table["columns"]):
                 raise ConfigError(f"a row of {len(row)} cells under {len(table['columns'])} columns")
+    if "curve" in result:
+        load_curve(path)
+    for row in result.get("cells", ()):
+        key_of(row)
     return [result]

@@ -24,6 +24,7 @@ h2 { margin-top: 3rem; border-bottom: 1px solid var(--line); } h1, h2, h3 { line
 table { border-collapse: collapse; font-size: 13px; margin: .5rem 0 1rem; display: block; overflow-x: auto; }
 caption { text-align: left; font-weight: 600; } th, td { padding: .2rem .7rem .2rem 0; vertical-align: top; }
 th { text-align: left; border-bottom: 1px solid var(--line); } .n { text-align: right; white-space: nowrap; }
+figure { margin: 0; }
 svg, img { max-width: 100%; display: block; margin: 1rem 0; } svg { width: 760px; } img { background: #fff; }
 svg text { font: 12px system-ui, sans-serif; fill: currentColor; } .grid { stroke: var(--line); }
 dt { font-weight: 600; } dd { margin: 0 0 .3rem 1rem; } dl, .where, figcaption { font-size: 13px; color: var(--soft); }
@@ -31,8 +32,8 @@ dt { font-weight: 600; } dd { margin: 0 0 .3rem 1rem; } dl, .where, figcaption {
 
 
 def make_page(folder: Folder) -> str:
-    """Self-contained HTML: no scripts, nothing fetched."""
-    body = [f"<h1>What graphs buy</h1><p>{len(folder.results)} results in {escape(str(folder.path))}.</p>"]
+    """Self-contained HTML: no scripts, nothing fetched. Results are drawn where no picture lies beside their file."""
+    body = [f"<h1>What graphs buy</h1><p>From {escape(str(folder.path))}.</p>"]
     body.append(_gains(folder.results))
     body.append(_contents(folder.results))
     used: set[Path] = set()
@@ -76,9 +77,9 @@ def _section(index: int, found: Found, images: Sequence[str]) -> str:
     result = found.result
     packages = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
     where = f"{result['machine']}; {packages}; commit {result['commit']}; {found.path}"
-    drawn = [f"<figure>{svg}</figure>" for svg in draw_result(result)]
+    drawn = [] if images else [f"<figure>{svg}</figure>" for svg in draw_result(result)]
     notes = [f"<p>{escape(str(note))}</p>" for note in result.get("notes", ())]
-    unit = str(result.get("unit", ""))
+    unit = str(result.get("unit", "")).rstrip(", ")
     return "".join([
         f'<h2 id="r{index}">{escape(result["name"])}</h2><p>{escape(result["definition"])}</p>',
         *notes,

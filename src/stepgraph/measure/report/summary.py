@@ -47,9 +47,8 @@ def _of_row(columns: Sequence[str], row: Sequence[Any]) -> list[tuple[str, str, 
     found = []
     for column, value in zip(columns, row, strict=True):
         if column.startswith(PREFIX) and value is not None:
-            graphs = column.removeprefix(PREFIX)
-            step = str(row[0])
-            if "rows" in columns[1:]:
-                step += f", rows {row[columns.index('rows')]}"
-            found.append((step, "graphs as the step says" if graphs == "this" else graphs, number(value)))
+            graphs, step = column.removeprefix(PREFIX), str(row[0])
+            if graphs == "this":  # of a sweep, whose rows begin with the graphs
+                graphs, step = step, f"decode, rows {row[1]}"
+            found.append((step, graphs, number(value)))
     return found
