@@ -11,7 +11,7 @@ from measure.sweep_cells import WORK, measure, row
 
 from stepgraph.measure.curve import load_curve
 from stepgraph.measure.sweep.cells import Cell, Work, key_of, make_cells
-from stepgraph.measure.sweep.measure_cell import failed_row, measure_cell
+from stepgraph.measure.sweep.measure_cell import failed_row, measure_cell, measure_row
 from stepgraph.measure.sweep.one_gpu import locked
 from stepgraph.measure.sweep.processes import run_in_processes
 from stepgraph.measure.sweep.rows_file import RowsFile
@@ -153,3 +153,15 @@ def test_on_the_device_a_graph_is_submitted_sooner() -> None:
     work = Work(None, "cuda", 32, 30)
     full, eager = (measure_cell(tiny_model("cuda"), work, cell)["samples"] for cell in make_cells(["full", "disabled"]))
     assert torch.tensor(full["host_us"]).median() < torch.tensor(eager["host_us"]).median()
+
+
+@pytest.mark.gpu
+def test_on_the_device_a_process_measures_row_after_row() -> None:
+    work, cells = (
+        Work("llama-3.2-1b", "cuda", 64, 5),
+        make_cells(["full", "breakable", "disabled"], ["cuda", "nothing"]),
+    )
+    rows = list(run_in_processes(work, cells, measure_row, isolate=False))
+    assert ["unknown backend" in (row["failed"] or "") for row in rows] == [False] * 3 + [True] * 3
+    assert all(row["machine"].startswith("NVIDIA") and not row["failed"] for row in rows[:3])
+    assert sweep_result(rows).tables[0].rows[0][-1] > 1

@@ -77,6 +77,18 @@ def test_a_cluster_without_a_gpu_is_refused(cluster: str) -> None:
         list(run_on_ray(Work(None, "cuda", 16, 2), make_cells(["full"]), measure_row, address=cluster))
 
 
+def test_an_address_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'stepgraph[ray]'")
+
+    def refuse(**asked: Any) -> None:
+        raise ConnectionError(f"nothing at {asked['address']}")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ConfigError, match="no Ray cluster at 'nowhere:1': nothing"):
+        list(run_on_ray(WORK, make_cells(["full"]), measure_row, address="nowhere:1"))
+
+
 def test_without_ray_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="Ray is not installed"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepgraph.measure.sweep.cells import Cell, Work
 from stepgraph.measure.sweep.measure_cell import failed_row, reason_of
-from stepgraph.runtime.errors import StepgraphError
+from stepgraph.runtime.errors import ConfigError
 
 Measure = Callable[[Work, Cell], dict[str, Any]]
 """A cell's row; `measure_row`, or what a test puts in its place."""
@@ -20,7 +20,7 @@ def run_in_processes(work: Work, cells: Sequence[Cell], measure: Measure, *, iso
     """A row for each cell, in order.
 
     One process measures them all, so that the model is loaded once. A fresh one follows where it died, or after an
-    error that may have spoiled it for the rest, as one of the device does. isolate: a process for each cell.
+    error other than a refusal, which may have spoiled it for the rest. isolate: a process for each cell.
     """
     process: _Process | None = None
     try:
@@ -76,7 +76,7 @@ def _serve(connection: Connection, work: Work, measure: Measure) -> None:
         try:
             row = measure(work, cell)
         except Exception as error:
-            row, fit = failed_row(work, cell, reason_of(error)), isinstance(error, StepgraphError)
+            row, fit = failed_row(work, cell, reason_of(error)), isinstance(error, ConfigError)
         try:
             connection.send((row, fit))
         except OSError:
