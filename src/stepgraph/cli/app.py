@@ -17,7 +17,9 @@ from stepgraph.cli.account import account_command
 from stepgraph.cli.launch import launch_command
 from stepgraph.cli.memory_commands import memory_command, plan_app
 from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
+from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
+from stepgraph.cli.sweep import sweep_command
 
 app = typer.Typer(
     name="stepgraph",
@@ -185,6 +187,8 @@ app.command("census")(census_command)
 app.command("account")(account_command)
 app.command("bench")(bench_command)
 app.command("padding")(padding_command)
+app.command("sweep")(sweep_command)
+app.command("report")(report_command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

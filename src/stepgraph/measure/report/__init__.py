@@ -1,0 +1,1 @@
+"""One HTML page from all results of a folder."""

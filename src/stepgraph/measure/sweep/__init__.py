@@ -1,0 +1,1 @@
+"""Many configurations measured alike: cells, the processes that measure them, the file they go to."""

@@ -1,0 +1,52 @@
+"""The file of a sweep: a JSON object a line and cell, whole at any moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stepgraph.measure.sweep.cells import Key, key_of
+from stepgraph.runtime.errors import ConfigError
+
+
+class RowsFile:
+    """Rows by what they measured. One sweep at a time writes a file.
+
+    Raises:
+        ConfigError: the file is there and holds something else, or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: dict[Key, dict[str, Any]] = read_rows(path) if path.exists() else {}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Write the file anew with this row in it: whoever is interrupted leaves the old or the new one. Raises OSError
+        where it cannot be written."""
+        self.rows[key_of(row)] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_name(f"{self.path.name}.tmp")
+        lines = [json.dumps(each, ensure_ascii=False) for each in self.rows.values()]
+        unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        unfinished.replace(self.path)
+
+
+def read_rows(path: Path) -> dict[Key, dict[str, Any]]:
+    """Raises ConfigError: a line is no row of a sweep, or the file cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"sweep: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    rows = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            rows[key_of(row)] = row
+            _ = row["failed"] or (row["resolved"], row["capture"], row["samples"])
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
+            raise ConfigError(
+                f"sweep: {path}, line {number}, is no row of a sweep ({type(error).__name__}: {error}); "
+                f"choose another file, or take the line out"
+            ) from None
+    return rows

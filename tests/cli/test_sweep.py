@@ -1,0 +1,53 @@
+"""`stepgraph sweep` from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from engine.hf import write_checkpoint
+
+from stepgraph.cli.app import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", *arguments])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_a_sweep_goes_on_where_it_was_interrupted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model, out = str(write_checkpoint(tmp_path / "model")), tmp_path / "sweep.jsonl"
+    capsys.readouterr()  # what transformers tells of writing it
+    few = [model, "--out", str(out), "--device", "cpu", "--context", "16", "--steps", "3", "--rows", "1,2"]
+    code, text, err = run(capsys, *few, "--graphs", "full", "--json")
+    assert (code, err) == (0, "") and len(json.loads(text)["cells"]) == 2
+    lines = out.read_text().splitlines()
+    out.write_text(lines[1] + "\n")  # as a sweep that was killed after its second cell leaves it
+    code, text, _ = run(capsys, *few, "--graphs", "full,disabled", "--attention", "reference,cuda")
+    assert code == 0 and "failed cells" in text and "eager / this" in text
+    code, text, err = run(capsys, *few, "--graphs", "full,disabled", "--json")
+    found = json.loads(text)
+    assert (code, err) == (0, "") and len(found["cells"]) == 4 and len(found["curves"]) == 2
+    assert lines[1] in out.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compile", "on"], "no compiled step yet"),
+        (["--graphs", "piecewise"], "compiles none yet"),
+        (["--rows", "1,x"], "no list of numbers"),
+        (["--picture", "sweep.pdf"], "must end in .png"),
+        (["--steps", "1"], "it takes 2 steps"),
+        (["nothing-of-that-name"], "none of the shapes"),
+        (["llama-3-8b", "--context", "9000"], "lower --context"),
+    ],
+)
+def test_bad_input_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    code, out, err = run(capsys, *arguments, "--out", str(tmp_path / "sweep.jsonl"), "--device", "cpu")
+    assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
