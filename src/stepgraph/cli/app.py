@@ -18,6 +18,7 @@ from stepgraph.cli.launch import launch_command
 from stepgraph.cli.memory_commands import memory_command, plan_app
 from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
 from stepgraph.cli.step_commands import bench_command, census_command
+from stepgraph.cli.trace import trace_command
 
 app = typer.Typer(
     name="stepgraph",
@@ -180,6 +181,7 @@ app.command("launch")(launch_command)
 app.command("census")(census_command)
 app.command("account")(account_command)
 app.command("bench")(bench_command)
+app.command("trace")(trace_command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stepgraph.measure.trace.intervals import length, union
