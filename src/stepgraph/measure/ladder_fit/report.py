@@ -99,11 +99,16 @@ def draw_plan(plan: Plan, path: Path) -> None:
     """
     picture = new_picture(13, 5)
     left, right = picture.subplots(1, 2)
-    left.plot(list(plan.by_sizes), list(plan.by_sizes.values()), "o-", markersize=4, label="fitted, by sizes")
+    exact = plan.scores["every size"].served.ms_a_step
+    over = {name: (score.served.ms_a_step / exact - 1) * 100 for name, score in plan.scores.items()}
+    by_sizes = [(ms / exact - 1) * 100 for ms in plan.by_sizes.values()]
+    left.plot(list(plan.by_sizes), by_sizes, "o-", markersize=4, label="fitted, by the number of sizes")
     for name, score in plan.scores.items():
-        mark = "*" if name == "fitted" else "s"
-        left.plot([len(score.ladder)], [score.served.ms_a_step], mark, markersize=10 if mark == "*" else 6, label=name)
-    left.set(xscale="log", xlabel="number of sizes", ylabel="ms a step", title="cost, each ladder simulated anew")
+        mark, size = ("*", 14) if name == "fitted" else ("s", 6)
+        left.plot([len(score.ladder)], [over[name]], mark, markersize=size, label=name)
+    top = max(*over.values(), 0.01) * 2  # ladders of one or two sizes lie far above
+    left.set(xscale="log", xlabel="number of sizes", ylabel="% over capturing every size", ylim=(-top / 20, top))
+    left.set_title("a step's time, each ladder simulated anew")
     left.legend(fontsize=8)
     steps = plan.scores["fitted"].served.steps
     most = int(steps.nonzero()[0].max())
