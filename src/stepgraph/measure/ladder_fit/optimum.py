@@ -27,7 +27,7 @@ class Optima:
 
     potentials: row k, column j: least cost of the steps of at most j rows with at most k sizes, the last of them j.
     Row 0 is no size at all. Rows end where a further size would gain nothing. arcs: the size below, in that optimum.
-    costs: of arcs. In steps times the times' unit.
+    costs: of the arc to row from column. In steps times the times' unit.
     """
 
     potentials: Integers
@@ -70,7 +70,7 @@ class Optima:
             raise AssertionError("a cost without any size")
         for row in range(1, last + 1):
             below = self.potentials[row - 1]
-            undercut = (below[:, None] + self.costs < self.potentials[row]).any() or (
+            undercut = (below + self.costs < self.potentials[row][:, None]).any() or (
                 below < self.potentials[row]
             ).any()
             if undercut:
@@ -101,15 +101,15 @@ def best_ladders(steps: Integers, times: Integers, most: int) -> Optima:
     if int(steps.sum()) * int(times.max()) >= UNREACHED:
         raise ConfigError("ladder: too many steps to add their times up; divide them all by the same number")
     below = np.cumsum(steps)
-    costs = (below[None, :] - below[:, None]) * times[None, :]
-    costs[np.tril_indices(largest + 1)] = UNREACHED
+    costs = (below[:, None] - below) * times[:, None]
+    costs[np.triu_indices(largest + 1)] = UNREACHED
     row = np.full(largest + 1, UNREACHED)
     row[0] = 0
     rows, arcs = [row], [np.zeros(largest + 1, dtype=np.int64)]
     while len(rows) <= most:
-        ways = row[:, None] + costs
-        arc = ways.argmin(axis=0)
-        row = np.minimum(row, ways[arc, np.arange(largest + 1)])
+        ways = row + costs
+        arc = ways.argmin(axis=1)
+        row = np.minimum(row, ways[np.arange(largest + 1), arc])
         if (row == rows[-1]).all():
             break
         rows.append(row)
