@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +30,20 @@ def trace_command(
     as_json: Json = False,
 ) -> None:
     """Account for the steps in a trace of any program, vLLM and SGLang among them. Needs no GPU."""
-    with one_line_errors():
+    with one_line_errors(), _no_collection():
         run_trace(file, step=step, gpu=gpu, picture=picture, as_json=as_json)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A trace is millions of objects without a cycle among them: to look for one takes longer than all the rest."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def run_trace(file: Path, *, step: str | None, gpu: int | None, picture: Path | None, as_json: bool) -> None:

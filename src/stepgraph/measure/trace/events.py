@@ -123,10 +123,12 @@ class _Reader:
         if self._ended or waiting > MOST:
             return False
         chunk = self._text.read(max(CHUNK, waiting))
-        self._ended = not chunk
+        if not chunk:
+            self._ended = True
+            return False
         self._before += self._at
         self._read, self._at = self._read[self._at :] + chunk, 0
-        return bool(chunk)
+        return True
 
     def _no_json(self, why: str, at: int) -> TraceError:
         place = f"character {self._before + at:,}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import inf
 
 from stepgraph.measure.trace.errors import TraceError
@@ -25,20 +26,22 @@ class Launch:
 
     @property
     def to_host(self) -> bool:
-        return any("DtoH" in activity.name for activity in self.activities)
+        return any(activity.kind == "gpu_memcpy" and "DtoH" in activity.name for activity in self.activities)
 
 
 def join(trace: Trace) -> list[Launch]:
     """All launches in order. Where calls are nested and share a correlation, the outermost is the launch."""
-    ran: dict[int, list[Activity]] = {}
-    for activity in trace.activities:
-        ran.setdefault(activity.correlation, []).append(activity)
+    ran = {key: tuple(group) for key, group in groupby(sorted(trace.activities, key=_launched_by), _launched_by)}
     found = []
     for call in trace.calls:
         activities = ran.pop(call.correlation, None) if call.correlation else None
         if activities:
-            found.append(Launch(call, tuple(activities)))
+            found.append(Launch(call, activities))
     return found
+
+
+def _launched_by(activity: Activity) -> int:
+    return activity.correlation
 
 
 def waits(trace: Trace, launches: Sequence[Launch]) -> list[Call]:

@@ -22,7 +22,8 @@ class TraceAccount:
 
     how: in words, how they were found. alone: each began with the device idle, by the marks of our own instruments.
     launches: of each step. waited: when the device had nothing left that the host had launched, in order. waits: calls
-    in which the host waited for the device, in order; also of steps that are left out.
+    in which the host waited for the device, in order; also of steps that are left out. unlaunched: activities whose
+    launch is not in the trace. early: launches that ran before they were called, if the clocks are to be believed.
     """
 
     how: str
@@ -32,6 +33,8 @@ class TraceAccount:
     launches: tuple[tuple[Launch, ...], ...]
     waited: tuple[Interval, ...]
     waits: tuple[Call, ...]
+    unlaunched: int
+    early: int
 
 
 def account_for(trace: Trace, named: str | None = None) -> TraceAccount:
@@ -68,8 +71,7 @@ def _alone(trace: Trace, launches: Sequence[Launch]) -> TraceAccount:
         seen = dict.fromkeys(call.correlation for call in step.calls)
         inside.append(tuple(by_correlation[key] for key in seen if key in by_correlation))
     how = "each stands between the marks that stepgraph's own instruments make"
-    waiting = tuple(waits(trace, launches))
-    return TraceAccount(how, True, tuple(steps), tuple(waterfalls), tuple(inside), tuple(waited), waiting)
+    return _account(trace, launches, how, True, steps, waterfalls, inside, waited)
 
 
 def _cut(
@@ -124,8 +126,30 @@ def _following(
         kept.append(step)
         launched.append(mine)
         last = step.end
-    waiting = tuple(waits(trace, launches))
-    return TraceAccount(how, False, tuple(kept), tuple(waterfalls), tuple(launched), tuple(waited), waiting)
+    return _account(trace, launches, how, False, kept, waterfalls, launched, waited)
+
+
+def _account(
+    trace: Trace,
+    launches: Sequence[Launch],
+    how: str,
+    alone: bool,
+    steps: Sequence[StepTrace],
+    waterfalls: Sequence[StepWaterfall],
+    inside: Sequence[tuple[Launch, ...]],
+    waited: Sequence[Interval],
+) -> TraceAccount:
+    return TraceAccount(
+        how,
+        alone,
+        tuple(steps),
+        tuple(waterfalls),
+        tuple(inside),
+        tuple(waited),
+        waits=tuple(waits(trace, launches)),
+        unlaunched=len(trace.activities) - sum(len(launch.activities) for launch in launches),
+        early=sum(launch.activities[0].start < launch.call.start for launch in launches),
+    )
 
 
 def _waterfall(

@@ -61,6 +61,7 @@ class _Report:
         if f"{_PREFIX}RUNTIME" not in self._tables:
             raise TraceError("no calls of CUDA in it; record with nsys profile --trace=cuda")
         self._tells_processes = all(self._optional(table, "globalPid") == ["globalPid"] for table in ran)
+        names = {number: intern(_VERSION.sub("", text)) for number, text in self._strings.items()}
         devices: dict[tuple[int, int], int] = {}
         activities = [
             Activity(name, _ON_DEVICE[kind], start, stop, devices.setdefault(where, len(devices)), stream, launch, node)
@@ -68,7 +69,13 @@ class _Report:
             for name, start, stop, where, stream, launch, node in self._activities(kind)
         ]
         calls = [
-            Call(self._call(name), start / 1e3, _stop(start, stop), thread or 0, self._key(thread, correlation))
+            Call(
+                names.get(name, f"call {name}"),
+                start / 1e3,
+                _stop(start, stop),
+                thread or 0,
+                self._key(thread, correlation),
+            )
             for start, stop, thread, correlation, name in self._rows(
                 f"{_PREFIX}RUNTIME", "start", "end", "globalTid", "correlationId", "nameId"
             )
@@ -118,10 +125,6 @@ class _Report:
             return {}
         names = dict(self._rows("TARGET_INFO_GPU", "id", "name"))
         return {number: str(names[device]) for (_, device), number in devices.items() if device in names}
-
-    def _call(self, name: int) -> str:
-        text = self._strings.get(name, f"call {name}")
-        return intern(_VERSION.sub("", text))
 
     def _key(self, process_or_thread: int | None, correlation: int | None) -> int:
         """A correlation that no other process has; 0 where there is none."""

@@ -24,7 +24,7 @@ def draw(path: Path, account: TraceAccount) -> None:
         steps.stairs(above, edges, baseline=below, fill=True, label=PARTS[part][0])
         below = above
     steps.set(xlabel="step", ylabel="µs", title="where each step's time goes", ylim=(0, None))
-    steps.legend(fontsize=8)
+    figure.legend(ncols=4, fontsize=8, loc="outside lower left")
     shares = kernel_shares(account)[:BARS][::-1]
     kernels.barh([short(share.name, 36) for share in shares], [share.us_a_step for share in shares])
     kernels.tick_params(axis="y", labelsize=7)

@@ -12,7 +12,7 @@ from stepgraph.measure.account import Accounted
 from stepgraph.measure.machine import machine
 from stepgraph.measure.result import Figure, Result, Rows
 from stepgraph.measure.trace.kineto import Trace
-from stepgraph.measure.trace.launches import busy_time, join
+from stepgraph.measure.trace.launches import busy_time
 from stepgraph.measure.trace.loop import TraceAccount
 from stepgraph.measure.trace.shares import KernelShare, call_shares, group_shares, kernel_shares, wait_shares
 from stepgraph.measure.verdict import CAVEATS
@@ -50,7 +50,7 @@ def trace_result(path: Path, whole: Trace, mine: Trace, gpu: int, account: Trace
         notes=[
             f"Bound by {said.bound}: {said.because}.",
             *(f"{finding}." for finding in said.findings),
-            *_oddities(whole, mine, gpu),
+            *_oddities(whole, mine, gpu, account),
             *([] if account.alone else ["The first and the last step are left out: what surrounds them is not known."]),
             *CAVEATS,
         ],
@@ -159,15 +159,15 @@ def _tables(account: TraceAccount, kernels: Sequence[KernelShare]) -> list[Rows]
     return [*tables, *([Rows("waits", columns, waits, {"device idle, µs a step": idle})] if waits else [])]
 
 
-def _oddities(whole: Trace, mine: Trace, gpu: int) -> list[str]:
+def _oddities(whole: Trace, mine: Trace, gpu: int, account: TraceAccount) -> list[str]:
     said = []
-    launches = join(mine)
-    orphans = len(mine.activities) - sum(len(launch.activities) for launch in launches)
-    if orphans:
-        said.append(f"{orphans:,} of {len(mine.activities):,} activities have no launching call in the trace.")
-    early = sum(launch.activities[0].start < launch.call.start for launch in launches)
-    if early:
-        said.append(f"{_count(early, 'launch', 'launches')} began on the device before the call: the clocks disagree.")
+    if account.unlaunched:
+        said.append(
+            f"{account.unlaunched:,} of {len(mine.activities):,} activities have no launching call in the trace."
+        )
+    if account.early:
+        early = _count(account.early, "launch", "launches")
+        said.append(f"{early} began on the device before the call: the clocks disagree.")
     if any(activity.name.endswith(", as a whole") for activity in mine.activities):
         said.append("Graphs were recorded as a whole; nsys profile --cuda-graph-trace=node shows what they run.")
     others = sorted(set(busy_time(whole)) - {gpu})

@@ -11,7 +11,7 @@ from stepgraph.measure.trace.kineto import Activity, Call
 from stepgraph.measure.trace.steps import StepTrace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gap:
     """The device idles inside a step, µs.
 
