@@ -119,8 +119,11 @@ def _recurring(launches: Sequence[Launch], read_back: Sequence[int]) -> Starts |
         most = max(map(len, waited))
         chosen = min((at for at in waited if len(at) >= most - 2), key=lambda at: (_behind(at, read_back), at[0]))
     else:
-        fewest = min(map(len, even))
-        chosen = min(at for at in even if len(at) <= fewest + 1)
+        unread = [at for at in even if bisect_left(read_back, at[-1]) - bisect_right(read_back, at[0]) < 2]
+        if not unread:
+            return None
+        fewest = min(map(len, unread))
+        chosen = min(at for at in unread if len(at) <= fewest + 1)
     first = launches[chosen[0]]
     what = f"a graph of {len(first.activities)} that starts with" if first.is_graph else "the launch of"
     return Starts(
