@@ -117,9 +117,15 @@ def find_gaps(activities: Sequence[Activity], launch: Mapping[int, Call]) -> lis
             call = launch.get(activity.correlation)
             is_new = activity.correlation not in seen
             # A launch whose call had not returned when the device ran dry: it waited for the host.
-            host = is_new and call is not None and call.stop > last.stop
+            host = is_new and call is not None and _launched(call, activity) > last.stop
             gaps.append(Gap(activity.start - last.stop, place, last.name, activity.name, host))
         seen.add(activity.correlation)
         if activity.stop > last.stop:
             last = activity
     return gaps
+
+
+def _launched(call: Call, activity: Activity) -> float:
+    """When, at the latest. A copy to pageable memory returns only when it is done."""
+    waited = activity.kind == "gpu_memcpy" and call.stop >= activity.stop
+    return call.start if waited else call.stop
