@@ -12,6 +12,7 @@ from measure.programs import Program, eager, graphs, write_kineto, write_nsight
 from measure.traces import graph_step
 
 from stepgraph.cli.app import main
+from stepgraph.measure.trace import result
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -85,6 +86,16 @@ def test_kinds_of_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     found = json.loads(out)
     kinds = next(table for table in found["tables"] if table["title"] == "kinds of steps")
     assert sorted(row[:3] for row in kinds["rows"]) == [[3, 1, 25], [62, 0, 3]]
+
+
+def test_of_very_many_steps_some_are_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result, "MOST_STEPS", 10)
+    _, out, _ = run(capsys, str(write_kineto(tmp_path / "t.json", graphs(27))), "--json")
+    found = json.loads(out)
+    assert "25 steps" in found["definition"] and len(found["samples"]["step"]) == 9
+    assert "The figures are of one step in 3; the tables are of all." in found["notes"]
 
 
 def test_oddities_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from stepgraph.measure.verdict import CAVEATS
 
 MOST_ROWS = 16
 """Of a table; JSON has all kernels."""
+
+MOST_STEPS = 4000
+"""Whose figures are kept: a recording may hold a hundred thousand steps, and a bootstrap over all takes minutes."""
 
 _ALONE = "from the step's beginning on the host, the device idle, to its last activity's end"
 _FOLLOWING = "on the device, from the end of all that earlier steps ran to the end of what this one ran"
@@ -41,15 +44,17 @@ def trace_result(path: Path, whole: Trace, mine: Trace, gpu: int, account: Trace
     one = Accounted("trace", account.waterfalls)
     said = one.verdict(None)
     kernels = kernel_shares(account)
+    every = -(-len(account.steps) // MOST_STEPS)
     name = mine.gpus.get(gpu, "a GPU that the trace does not name")
     return Result(
         name="trace",
         definition=f"{path}: {_count(len(account.steps), 'step')} on GPU {gpu} ({name}); {account.how}.",
-        figures=_figures(account),
+        figures=_figures(_thinned(account, every)),
         tables=[_waterfall(one), *_kinds(account), *_tables(account, kernels)],
         notes=[
             f"Bound by {said.bound}: {said.because}.",
             *(f"{finding}." for finding in said.findings),
+            *([f"The figures are of one step in {every}; the tables are of all."] if every > 1 else []),
             *_oddities(whole, mine, gpu, account),
             *([] if account.alone else ["The first and the last step are left out: what surrounds them is not known."]),
             *CAVEATS,
@@ -59,6 +64,15 @@ def trace_result(path: Path, whole: Trace, mine: Trace, gpu: int, account: Trace
             "kernels": [asdict(kernel) for kernel in kernels],
         },
         machine=f"recorded on {name}, read on {machine()}",
+    )
+
+
+def _thinned(account: TraceAccount, every: int) -> TraceAccount:
+    return replace(
+        account,
+        steps=account.steps[::every],
+        waterfalls=account.waterfalls[::every],
+        launches=account.launches[::every],
     )
 
 
