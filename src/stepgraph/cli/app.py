@@ -20,6 +20,7 @@ from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
 from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 from stepgraph.cli.sweep import sweep_command
+from stepgraph.cli.trace import trace_command
 
 app = typer.Typer(
     name="stepgraph",
@@ -189,6 +190,7 @@ app.command("bench")(bench_command)
 app.command("padding")(padding_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
+app.command("trace")(trace_command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

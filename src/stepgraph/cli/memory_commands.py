@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
+from stepgraph.cli.plan_ladder import plan_ladder_command
 
 
 def memory_command(
@@ -90,3 +91,6 @@ def plan_memory_command(
                 as_json=as_json,
             )
         )
+
+
+plan_app.command("ladder")(plan_ladder_command)

@@ -5,21 +5,20 @@ Times are µs on the trace's own clock, which host and device share.
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from sys import intern
 from typing import Any
 
-from stepgraph.runtime.errors import StepgraphError
+from stepgraph.measure.trace.errors import TraceError
+from stepgraph.measure.trace.events import open_events
+
+__all__ = ["Activity", "Call", "Span", "Trace", "TraceError", "parse_events", "read_trace"]
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
-
-
-class TraceError(StepgraphError):
-    """A trace that cannot be read, or that does not hold what is looked for."""
+_WANTED = frozenset((*_ON_DEVICE, *_CALLS, "user_annotation", "overhead"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,49 +57,49 @@ class Span:
     name: str
     start: float
     stop: float
+    thread: int
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a trace holds, each kind in order of its start."""
+    """What a trace holds, each kind in order of its start. gpus: the devices' names, where it has them."""
 
     activities: tuple[Activity, ...]
     calls: tuple[Call, ...]
     annotations: tuple[Span, ...]
     overheads: tuple[Span, ...]
+    gpus: Mapping[int, str] = field(default_factory=dict)
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a JSON file, gzipped where it ends in .gz.
+    """The trace in a JSON file, gzipped or not.
 
     Raises:
         TraceError: there is no such file, or it is no trace.
     """
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        found = json.loads(raw)
-    except (OSError, EOFError) as error:
-        raise TraceError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    except ValueError as error:
-        raise TraceError(f"{path}: no JSON: {error}") from None
-    events = found.get("traceEvents") if isinstance(found, dict) else found
-    if not isinstance(events, list):
-        raise TraceError(f"{path}: no traceEvents in it; torch.profiler's export_chrome_trace writes them")
-    try:
-        return parse_events(events)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path}: an event is not as Kineto writes it: {error!r}") from None
+    with open_events(path) as (head, events):
+        try:
+            return parse_events(events, _gpus(head))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"{path}: an event is not as Kineto writes it: {error!r}") from None
 
 
-def parse_events(events: list[Mapping[str, Any]]) -> Trace:
-    """The events of a trace. Raises KeyError and the like for one that lacks a field or holds another."""
-    activities, calls, annotations, overheads = [], [], [], []
+def parse_events(events: Iterable[Mapping[str, Any]], gpus: Mapping[int, str] | None = None) -> Trace:
+    """The events of a trace. Raises KeyError, ValueError and the like for one that lacks a field or holds another."""
+    activities: list[Activity] = []
+    calls: list[Call] = []
+    annotations: list[Span] = []
+    overheads: list[Span] = []
     for event in events:
         if event.get("ph") != "X":
             continue
         kind, args = event.get("cat"), event.get("args", {})
-        name, start = str(event["name"]), float(event["ts"])
+        if kind not in _WANTED:
+            continue
+        name, start = intern(str(event["name"])), float(event["ts"])
         stop = start + float(event.get("dur", 0))
+        if not start <= stop:
+            raise ValueError(f"{name} lasts from {start} to {stop}")
         if kind in _ON_DEVICE:
             node = args.get("graph node id")
             activities.append(
@@ -116,14 +115,24 @@ def parse_events(events: list[Mapping[str, Any]]) -> Trace:
                 )
             )
         elif kind in _CALLS:
-            calls.append(Call(name, start, stop, int(event["tid"]), int(args.get("correlation", 0))))
-        elif kind == "user_annotation":
-            annotations.append(Span(name, start, stop))
-        elif kind == "overhead":
-            overheads.append(Span(name, start, stop))
+            calls.append(Call(name, start, stop, _number(event["tid"]), int(args.get("correlation", 0))))
+        else:
+            spans = annotations if kind == "user_annotation" else overheads
+            spans.append(Span(name, start, stop, _number(event["tid"])))
     return Trace(
         tuple(sorted(activities, key=lambda a: a.start)),
         tuple(sorted(calls, key=lambda c: c.start)),
         tuple(sorted(annotations, key=lambda s: s.start)),
         tuple(sorted(overheads, key=lambda s: s.start)),
+        gpus or {},
     )
+
+
+def _number(thread: Any) -> int:
+    """Kineto's own spans, such as its overhead, may run on a thread with a name."""
+    return int(thread) if isinstance(thread, int) or str(thread).isdigit() else -1
+
+
+def _gpus(head: Mapping[str, Any]) -> dict[int, str]:
+    devices = head.get("deviceProperties")
+    return {int(device["id"]): str(device["name"]) for device in devices} if isinstance(devices, list) else {}

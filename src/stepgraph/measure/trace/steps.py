@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stepgraph.measure.trace.kineto import Activity, Call, Trace, TraceError
+from stepgraph.measure.trace.errors import TraceError
+from stepgraph.measure.trace.kineto import Activity, Call, Trace
 
 SYNCS_BEFORE, SYNCS_AFTER = 3, 2
 """Synchronisations of the device in a row that begin and end a step: no step makes so many, and unlike an annotation
@@ -43,7 +44,7 @@ def split_steps(trace: Trace) -> list[StepTrace]:
     Raises:
         TraceError: none is found, one that ran nothing on the device, or one that ran on several devices.
     """
-    windows = list(_between_marks(trace)) or list(_annotated(trace))
+    windows = list(between_marks(trace)) or list(_annotated(trace))
     if not windows:
         raise TraceError(
             f"no steps: neither {SYNCS_BEFORE} calls of {_SYNC} in a row in front of one nor {_ANNOTATED} annotations"
@@ -67,7 +68,8 @@ def split_steps(trace: Trace) -> list[StepTrace]:
     return steps
 
 
-def _between_marks(trace: Trace) -> Iterator[tuple[float, float, tuple[Call, ...]]]:
+def between_marks(trace: Trace) -> Iterator[tuple[float, float, tuple[Call, ...]]]:
+    """(begin, until, calls) of each step that stands between marks."""
     threads = {call.thread for call in trace.calls if call.name == _SYNC}
     for thread in sorted(threads):
         run, inside, is_open = 0, list[Call](), False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stepgraph.measure.trace.intervals import length, overlap, union
@@ -11,7 +11,7 @@ from stepgraph.measure.trace.kineto import Activity, Call
 from stepgraph.measure.trace.steps import StepTrace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gap:
     """The device idles inside a step, µs.
 
@@ -81,7 +81,7 @@ def waterfall(step: StepTrace) -> StepWaterfall:
         before_first=activities[0].start - step.begin,
         busy=length(union(spans)),
         overlap=overlap(spans),
-        gaps=tuple(sorted(_gaps(activities, launch), key=lambda gap: -gap.us)),
+        gaps=tuple(sorted(find_gaps(activities, launch), key=lambda gap: -gap.us)),
         launches=len(first_of),
         activities=len(activities),
         submitted=last_launch - step.begin,
@@ -105,8 +105,11 @@ def lasting_gaps(steps: Sequence[StepWaterfall]) -> list[Gap]:
     return sorted(lasting, key=lambda gap: -gap.us)
 
 
-def _gaps(activities: tuple[Activity, ...], launch: dict[int, Call]) -> list[Gap]:
-    """Between the end of all that came before and the next start."""
+def find_gaps(activities: Sequence[Activity], launch: Mapping[int, Call]) -> list[Gap]:
+    """Between the end of all that came before and the next start, in order. launch: by what a call's activities have.
+
+    activities: in order of their start, at least one.
+    """
     gaps, last = [], activities[0]
     seen = {last.correlation}
     for place, activity in enumerate(activities[1:], start=1):
@@ -114,9 +117,15 @@ def _gaps(activities: tuple[Activity, ...], launch: dict[int, Call]) -> list[Gap
             call = launch.get(activity.correlation)
             is_new = activity.correlation not in seen
             # A launch whose call had not returned when the device ran dry: it waited for the host.
-            host = is_new and call is not None and call.stop > last.stop
+            host = is_new and call is not None and _launched(call, activity) > last.stop
             gaps.append(Gap(activity.start - last.stop, place, last.name, activity.name, host))
         seen.add(activity.correlation)
         if activity.stop > last.stop:
             last = activity
     return gaps
+
+
+def _launched(call: Call, activity: Activity) -> float:
+    """When, at the latest. A copy to pageable memory returns only when it is done."""
+    waited = activity.kind == "gpu_memcpy" and call.stop >= activity.stop
+    return call.start if waited else call.stop

@@ -1,0 +1,1 @@
+"""Capture sizes fitted to traffic: readers of traffic, a simulator of continuous batching, the optimum, its score."""

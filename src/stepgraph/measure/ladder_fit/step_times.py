@@ -1,0 +1,65 @@
+"""How long a step takes by the size it was captured for: a latency curve, read from a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from stepgraph.measure.ladder_fit.optimum import Integers
+from stepgraph.measure.stats import quantiles
+from stepgraph.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """ns: of a decode step captured for so many rows, from 0 (which takes none) to the largest. measured: sizes, the
+    others lie on straight lines between them. what: names the step."""
+
+    ns: Integers
+    measured: tuple[int, ...]
+    what: str
+
+    @property
+    def largest(self) -> int:
+        return len(self.ns) - 1
+
+    def upto(self, rows: int) -> StepTimes:
+        """Raises ConfigError: the curve does not reach so far, or there are no rows."""
+        if not 1 <= rows <= self.largest:
+            raise ConfigError(f"max rows: {rows} is not between 1 and {self.largest}, where the latency curve ends")
+        return StepTimes(self.ns[: rows + 1], tuple(size for size in self.measured if size <= rows), self.what)
+
+    @classmethod
+    def between(cls, ms: dict[int, float], what: str) -> StepTimes:
+        """From ms by size. Raises ConfigError: size 1 is missing, or a time is not positive."""
+        sizes = sorted(ms)
+        if not sizes or sizes[0] != 1:
+            raise ConfigError("latency curve: it must start at size 1")
+        every = np.arange(sizes[-1] + 1)
+        ns = np.rint(np.interp(every, sizes, [ms[size] for size in sizes]) * 1e6)
+        if not (ns >= 1).all():
+            raise ConfigError("latency curve: its times must be positive, in ms")
+        ns[0] = 0
+        return cls(ns.astype(np.int64), tuple(sizes), what)
+
+
+def load_step_times(path: Path) -> StepTimes:
+    """A JSON file with `curve`: {"what": a sentence, "samples": {size: [ms, …]}}; of the samples, the medians.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no such curve.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["curve"]
+        medians = {
+            int(size): quantiles([float(ms) for ms in taken])["median"] for size, taken in found["samples"].items()
+        }
+        what = str(found["what"])
+    except OSError as error:
+        raise ConfigError(f"latency curve: {path} cannot be read: {error.strerror or error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"latency curve: {path} holds none ({type(error).__name__}: {error})") from None
+    return StepTimes.between(medians, what)
