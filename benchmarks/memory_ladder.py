@@ -111,7 +111,9 @@ def failure(process: Process, core: EngineCore, at: int) -> dict[str, Any]:
     shorter = Ladder.explicit([size for size in sizes if size != lost])
     before = process.used()
     without = GraphRunner(step, core.buffers, replace(config, decode=replace(config.decode, ladder=shorter)))
-    limited = GraphRunner(step, core.buffers, config, pool=GraphPool(OutOfMemoryAt(process.platform, at, 64 * MIB)))
+    limited = GraphRunner(
+        step, core.buffers, config, pool=GraphPool(OutOfMemoryAt(core.buffers.platform, at, 64 * MIB))
+    )
     used = []
     with torch.inference_mode():
         for runner in (without, limited):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+
+import pytest
 import torch
 from engine.tiny import CONFIG, tiny_engine
 
@@ -32,8 +35,6 @@ def test_rows_that_are_not_there_are_left_out() -> None:
 
 
 def test_ten_start_ups_leave_nothing_in_the_pool() -> None:
-    import gc
-
     pools = []
     for _ in range(10):
         core = tiny_engine(max_num_seqs=2, chunk_tokens=4)
@@ -43,3 +44,20 @@ def test_ten_start_ups_leave_nothing_in_the_pool() -> None:
         del core, ledger
         gc.collect()
     assert [pool.nbytes() for pool in pools] == [0] * 10
+
+
+@pytest.mark.gpu
+def test_ten_start_ups_leave_nothing_on_the_device() -> None:
+    """No kernel, workspace or graph of an earlier engine stays once the first has loaded what all share."""
+    used = []
+    for _ in range(11):
+        core = tiny_engine("cuda", max_num_seqs=4)
+        platform = core.runner.pool.platform
+        core.runner.release()
+        del core
+        gc.collect()
+        platform.give_back()
+        memory = platform.memory()
+        assert memory is not None
+        used.append(memory.total - memory.free)
+    assert max(used[1:]) - used[0] <= 1 << 20
