@@ -1,6 +1,7 @@
 """A size that runs out of memory: the others serve, and nothing of what it took stays."""
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,6 +95,57 @@ def test_what_it_left_in_the_pool_of_others_is_given_back_by_recording_them_agai
     assert runner.pool._handle is not first and first.nbytes() == 0 and runner.pool.platform.left == {id(first): MIB}
     assert [key.num_reqs for key in report.graphs] == [16, 8, 2, 1] and len(report.dropped) == 1
     assert runner(x=[5, 6]).output.tolist() == [2.0 * WIDTH] * 2
+
+
+def lazily(runner: GraphRunner) -> GraphRunner:
+    runner.config = replace(runner.config, lazy=True)
+    return runner
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_lazy_runners_pool_keeps_it_for_later_sizes_and_says_so(at: int) -> None:
+    """at: of the recordings; the first is that of the largest size, before the gap."""
+    runner = lazily(runner_of(torch.device("cpu")))
+    platform = Sticky(runner.buffers.platform, at, MIB)
+    runner.pool = GraphPool(platform)
+    runner.capture()
+    with runner.pool.alone():
+        handle = runner.pool.handle
+    report = runner.capture_pending()
+    lost = SIZES[-at]
+    assert runner.pool._handle is handle and platform.recorded == len(SIZES)  # nothing is recorded twice
+    assert list(report.dropped) == [BatchDescriptor.decode(lost)]
+    assert "1.0 MiB stay in the pool" in report.dropped[BatchDescriptor.decode(lost)]
+    assert len(runner.capture_report.graphs) == 4 and not runner.pending
+    runner.recapture()
+    runner.capture_pending()
+    assert len(runner.capture_report.graphs) == 5 and platform.left == {id(handle): MIB}
+
+
+def test_so_does_the_pool_of_two_runners() -> None:
+    first, second = (runner_of(torch.device("cpu")) for _ in range(2))
+    platform = Sticky(first.buffers.platform, 5 + 3, MIB)
+    first.pool = second.pool = GraphPool(platform)
+    first.capture()
+    with first.pool.alone():
+        handle = first.pool.handle
+    report = second.capture()
+    assert first.pool._handle is handle and platform.recorded == 2 * 5
+    assert "1.0 MiB stay in the pool" in report.dropped[BatchDescriptor.decode(4)]
+    assert [runner(x=[5]).output.tolist() for runner in (first, second)] == [[2.0 * WIDTH]] * 2
+
+
+def test_what_is_recorded_again_in_a_gap_keeps_to_its_seconds() -> None:
+    """The largest size failed before the gap, so the pool is the gap's own. What it does not get to is pending."""
+    runner = lazily(runner_of(torch.device("cpu"), at=1))
+    runner.capture()
+    platform = Sticky(runner.buffers.platform, 2, MIB)
+    runner.pool.platform = platform
+    clock = iter([0.0] * 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepgraph.runtime.capture.time.perf_counter", lambda: next(clock, 99.0))
+        report = runner.capture_pending(seconds=1)
+    assert len(report.graphs) + len(report.dropped) + len(runner.pending) == 4 and runner.pending
 
 
 def test_ten_rounds_of_release_and_recapture(device: torch.device) -> None:
