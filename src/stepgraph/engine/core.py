@@ -26,6 +26,7 @@ from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError, ReplayError
+from stepgraph.runtime.memory.cost import Left
 from stepgraph.runtime.platforms.virtual import VirtualMemory
 from stepgraph.runtime.resolve import AttentionGroup, Severity, resolve
 from stepgraph.runtime.runner import GraphRunner
@@ -100,7 +101,10 @@ class EngineCore:
         for index, layer in enumerate(model.layers):
             self.runner.watch(vars(layer), f"model.layers.{index}")
         self.runner.watch(attention.tensors(), "attention")
+        self.kv_bytes_at_capture = 0
+        self.eager_left = Left()  # by `run_largest_step`
         self._rows_staged = 0  # of a step without prefill
+        self._times_reset = self.buffers.times_reset
         self._in_doubt = False  # a step failed: what the device holds of the rows is anybody's guess
 
     @property
@@ -123,6 +127,7 @@ class EngineCore:
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
+        self.kv_bytes_at_capture = self.kv_memory.nbytes
         return self.runner.capture(progress)
 
     @torch.inference_mode()
@@ -133,7 +138,11 @@ class EngineCore:
     @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Run the largest step eagerly, on padded rows: torch then holds what a step may need. Not while serving."""
+        platform = self.runner.pool.platform
+        before = platform.memory()
         self.runner.rehearse(BatchDescriptor.mixed(self.buffers.max_tokens, self.buffers.max_requests))
+        platform.synchronize()
+        self.eager_left += Left.between(before, platform.memory())
 
     @torch.inference_mode()
     def verify(self, *, seed: int = 0) -> VerifyReport:
@@ -223,8 +232,8 @@ class EngineCore:
         for row, index, block in grown:
             self.buffers["block_tables"][row, index] = block
         dirty = self.scheduler.take_dirty_rows()
-        if self._in_doubt:
-            dirty = list(range(len(rows)))
+        if self._in_doubt or self._times_reset != self.buffers.times_reset:
+            dirty, self._rows_staged, self._times_reset = list(range(len(rows))), 0, self.buffers.times_reset
         self._in_doubt = True  # until the tokens are here
         moved = {row: (rows[row], rows[row].num_tokens) for row in dirty}
         moved.update((row, (chunk.request, chunk.stop)) for row, chunk in enumerate(chunks, start=len(rows)))

@@ -16,7 +16,7 @@ from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.base import DeviceMemory
-from stepgraph.runtime.platforms.cuda_memory import device_memory, let_go_of, pool_segments
+from stepgraph.runtime.platforms.cuda_memory import cached_bytes, device_memory, let_go_of, pool_segments
 from stepgraph.runtime.platforms.cuda_segments import CudaRecording, CudaSegments
 from stepgraph.runtime.platforms.cuda_streams import capture_stream
 from stepgraph.runtime.platforms.segments import record_segments, record_whole
@@ -129,6 +129,9 @@ class CudaPlatform:
 
     def memory(self) -> DeviceMemory:
         return device_memory(self.device)
+
+    def cached_bytes(self) -> int:
+        return cached_bytes(self.device)
 
     def give_back(self) -> None:
         torch.cuda.synchronize(self.device)
