@@ -2,19 +2,21 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine.hf import write_checkpoint
-from engine.tiny import CONFIG, tiny_engine
+from engine.tiny import CONFIG, tiny_engine, tiny_graphs
 from runtime.fake_virtual import FakeVirtualMemory
 
 from stepgraph import LLM, SamplingParams
 from stepgraph.engine.budget import MARGIN, Budget
 from stepgraph.engine.kv_blocks import block_bytes
 from stepgraph.engine.kv_plan import KVPlan, kv_plan
+from stepgraph.runtime import Ladder
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.platforms.base import DeviceMemory
@@ -96,6 +98,18 @@ def test_the_cache_takes_what_is_left_after_graphs_and_eager_steps() -> None:
     assert core.kv_memory.num_blocks == MIB // BLOCK and core.kv_memory.max_blocks == 16 * 16 + 1
     assert table["eager steps, at most"] == MIB // 2 and 0 <= table["unused"] < device.virtual.granularity
     assert sum(row.nbytes for row in table.rows) == table.total
+
+
+def test_graphs_that_a_lazy_engine_still_captures_find_room() -> None:
+    graphs = replace(tiny_graphs("full", Ladder.explicit([1, 2, 4, 8, 16])), lazy=True)
+    device = leaving(100 * MIB)
+    plan = plan_for(device)
+    core = tiny_engine(graphs=graphs, num_blocks=plan.num_blocks(CONFIG, FLOAT, 256), memory=plan.virtual)
+    table, pending = plan.settle(core), len(core.runner.pending)
+    assert pending >= 4 and table["graphs still to come"] == pending * MIB
+    assert table["step buffers, copied meanwhile"] == core.buffers.slab.nbytes
+    assert sum(row.nbytes for row in table.rows) == table.total and plan.budget is not None
+    assert plan.budget.spare == table["unused"]
 
 
 def test_it_takes_no_more_than_a_full_batch_can_use() -> None:

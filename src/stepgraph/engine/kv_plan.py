@@ -15,6 +15,7 @@ from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
 from stepgraph.engine.memory_rows import engine_rows, planned_rows
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.memory.estimate import LEAST_MARGINAL
 from stepgraph.runtime.memory.units import in_units
 from stepgraph.runtime.platforms import Platform
 from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory, why_no_virtual_memory
@@ -99,6 +100,10 @@ class KVPlan:
         budget.take("graphs")
         core.run_largest_step()
         budget.take("eager steps, at most", with_cached=True)
+        pending = len(core.runner.pending)
+        if pending:
+            budget.hold("graphs still to come", pending * LEAST_MARGINAL)
+            budget.hold("step buffers, copied meanwhile", core.buffers.slab.nbytes)
         if kv.resizable:
             least = self._least_blocks(kv.block_bytes, core.max_model_len) * kv.block_bytes
             row_bytes = self._row_bytes(core.model.config, core.model.dtype, core.max_model_len)
