@@ -80,6 +80,10 @@ class TestMemory:
         assert call("memory", "--model", "/nowhere", "--picture", "m.pdf") == 2
         assert "must end in .png" in capsys.readouterr().err
 
+    def test_so_is_a_profile_that_cannot_be_read(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert call("memory", "--model", "/nowhere", "--profile", "/none") == 2
+        assert "profile: /none cannot be read" in capsys.readouterr().err
+
 
 class TestPlan:
     def plan(self, capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -107,7 +111,10 @@ class TestPlan:
 
     def test_a_model_that_does_not_fit_leaves_nothing(self, capsys: pytest.CaptureFixture[str], profile: Path) -> None:
         small = str(profile.with_name("small.json"))
-        assert self.plan(capsys, "llama-3-8b", "--profile", small)["kv_blocks"] == 0
+        assert call("plan", "memory", "llama-3-8b", "--profile", small, "--json") == 2
+        said = capsys.readouterr()
+        assert json.loads(said.out)["kv_blocks"] == 0
+        assert "too little for a KV cache of two blocks; raise the memory fraction by" in said.err
 
     def test_it_prints_a_table(self, capsys: pytest.CaptureFixture[str], profile: Path) -> None:
         assert call("plan", "memory", "llama-3.2-1b", "--profile", str(profile)) == 0
@@ -123,6 +130,8 @@ class TestPlan:
             (("no-such-shape",), "none of the shapes llama-3-8b"),
             (("llama-3-8b", "--memory-fraction", "0"), "memory fraction: 0.0"),
             (("llama-3-8b", "--max-num-seqs", "0"), "max_num_seqs is 0"),
+            (("llama-3-8b", "--max-model-len", "0"), "max_model_len is 0; this model allows 2 to 8192"),
+            (("llama-3-8b", "--max-model-len", "99999999"), "max_model_len is 99999999"),
         ],
     )
     def test_what_cannot_work(

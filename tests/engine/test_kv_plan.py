@@ -128,6 +128,24 @@ def test_both_sizes_are_refused() -> None:
         plan_for(FakeDevice(), kv_blocks=5, kv_bytes=5)
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"kv_blocks": 2.5}, "kv_blocks: 2.5 is not a whole number"),
+        ({"kv_bytes": "x"}, "kv_bytes: 'x' is not"),
+        ({"kv_blocks": True}, "kv_blocks: True"),
+        ({"kv_blocks": 1}, "kv_blocks is 1; at least 2"),
+        ({"kv_blocks": -3}, "kv_blocks is -3"),
+        ({"kv_blocks": 10**30}, "no device has so much"),
+        ({"kv_bytes": 10**26}, "no device has so much"),
+    ],
+)
+def test_sizes_that_are_none(asked: dict[str, Any], says: str) -> None:
+    sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True, **asked}
+    with pytest.raises(ConfigError, match=says):
+        kv_plan(platform_for("cpu"), None, **sizes).require_fit(CONFIG, FLOAT, 256)
+
+
 def test_less_than_two_blocks_are_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="kv_bytes is 100"):
         plan_for(FakeDevice(), kv_bytes=100).require_fit(CONFIG, FLOAT, 256)

@@ -11,6 +11,7 @@ from stepgraph.runtime import (
     DecodePhase,
     GraphConfig,
     GraphRunner,
+    InputError,
     Ladder,
     Mode,
     PrefillPhase,
@@ -91,6 +92,14 @@ def test_the_same_guards_hold() -> None:
     weights["table"] = torch.ones(1)
     with pytest.raises(ReplayError, match="table from"):
         runner.capture_pending()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), "x"])
+def test_seconds_are_a_number(seconds: object) -> None:
+    runner = lazy_runner(torch.device("cpu"))
+    with pytest.raises(InputError, match="no number of seconds"):
+        runner.capture_pending(seconds)  # type: ignore[arg-type]
+    assert len(runner.pending) == 5
 
 
 def test_everything_at_once_leaves_nothing_pending() -> None:

@@ -216,6 +216,56 @@ class TestRemedy:
         assert asked_for(torch.OutOfMemoryError(text)) == nbytes
 
 
+def test_a_refused_recapture_keeps_the_graphs() -> None:
+    inner, outer = (runner_of(torch.device("cpu")) for _ in range(2))
+    inner.capture()
+    plain = outer._step
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(CaptureError, match="while a step runs"):
+            inner.recapture()
+        return plain(x)
+
+    outer._step = step
+    outer(x=[5])
+    assert len(inner.capture_report.graphs) == 5 and inner(x=[5]).mode is Mode.FULL
+
+
+@pytest.mark.parametrize(
+    ("sizes", "calls", "error"),
+    [
+        (SIZES, 4, KeyboardInterrupt()),  # at the second recording
+        ((16,), 3, KeyboardInterrupt()),  # in the probe behind the recording, of a single request
+        ((16,), 3, torch.OutOfMemoryError("no")),
+    ],
+)
+def test_an_aborted_capture_keeps_nothing(sizes: tuple[int, ...], calls: int, error: BaseException) -> None:
+    runner, count, pools = runner_of(torch.device("cpu"), sizes), 0, []
+    plain, record = runner._step, runner.pool.platform.record
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == calls:
+            raise error
+        return plain(x)
+
+    def recording(step: Any, pool: Any) -> Any:
+        pools.append(pool)
+        return record(step, pool)
+
+    runner._step, runner.pool.platform.record = step, recording
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            runner.capture()
+    else:
+        with pytest.raises(CaptureError, match="out of memory in an eager step of 1 request, which tells"):
+            runner.capture()
+    assert not runner.pool.holds_graphs and runner.output_bytes == 0 and not runner.capture_report.graphs
+    assert pools and {pool.nbytes() for pool in pools} == {0}
+    assert len(runner.capture().graphs) == len(sizes)
+
+
 def test_nothing_captured_says_why() -> None:
     with pytest.raises(CaptureError, match="not one size could be captured; 1 request: out of memory"):
         runner_of(torch.device("cpu"), (1,), at=1).capture()

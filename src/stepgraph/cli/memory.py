@@ -43,10 +43,13 @@ def memory(options: MemoryOptions) -> None:
     from stepgraph.engine.memory_rows import engine_rows
     from stepgraph.runtime import Ladder
     from stepgraph.runtime.memory.ledger import Captured, make_ledger
+    from stepgraph.runtime.memory.profile import load_profile
     from stepgraph.runtime.platforms import platform_for
 
     if options.picture is not None:
         require_picture(options.picture)  # before the model, which takes a while
+    if options.profile is not None:
+        load_profile(options.profile)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     platform = platform_for(device)
     start = platform.memory()

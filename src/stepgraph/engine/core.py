@@ -180,6 +180,7 @@ class EngineCore:
         chunks = self.scheduler.plan_prefill()
         rows = list(self.scheduler.rows)
         if not rows and not chunks:
+            self.scheduler.refuse_if_stuck()
             return []
         inputs = self._stage(rows, grown, chunks)
         tokens = self._run(rows, chunks, inputs)
@@ -209,7 +210,18 @@ class EngineCore:
             yield
         finally:
             self.runner.pool.platform.give_back()
-            self.resize_kv(before)
+            self._grow_kv(before)
+
+    def _grow_kv(self, num_blocks: int) -> None:
+        """As far towards `num_blocks` as the device has room."""
+        more = num_blocks - self.kv_memory.num_blocks
+        while more > 0 and self.kv_memory.num_blocks < num_blocks:
+            try:
+                self.resize_kv(min(self.kv_memory.num_blocks + more, num_blocks))
+            except ConfigError:
+                more //= 2
+        if self.kv_memory.num_blocks < num_blocks:
+            _log.warning("KV cache: %d blocks of %d; the device has no room", self.kv_memory.num_blocks, num_blocks)
 
     def _verified(self) -> dict[str, torch.Tensor]:
         """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""

@@ -12,7 +12,7 @@ import torch
 from stepgraph.engine.budget import FRACTION, MARGIN, Budget, MemoryRow, MemoryTable
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.core import EngineCore
-from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for, require_whole
 from stepgraph.engine.memory_rows import engine_rows, planned_rows
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.memory.estimate import LEAST_MARGINAL
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _CACHE = "KV cache"
 _CPU_KV_BYTES = 1 << 30
+_MOST_BYTES = 1 << 60
 _GUESSED_FRACTION = 0.5  # of what is spare, where a cache must be allocated before the graphs are captured
 
 
@@ -38,7 +39,7 @@ class KVPlan:
     kv_blocks, kv_bytes: the cache's size, of which one may be given; by default whatever is left.
 
     Raises:
-        ConfigError: both sizes.
+        ConfigError: both sizes, or one that is no whole number.
     """
 
     budget: Budget | None
@@ -53,6 +54,9 @@ class KVPlan:
     def __post_init__(self) -> None:
         if self.kv_blocks is not None and self.kv_bytes is not None:
             raise ConfigError("kv_blocks and kv_bytes both say how large the KV cache is; give one of them")
+        for name in ("kv_blocks", "kv_bytes"):
+            if (given := getattr(self, name)) is not None:
+                require_whole(name, given)
 
     def require_fit(self, config: ModelConfig, dtype: torch.dtype, max_len: int) -> None:
         """Refuse what cannot fit, from shapes alone. To be called before the weights are loaded.
@@ -63,6 +67,11 @@ class KVPlan:
         block = block_bytes(config, dtype)
         if self.kv_bytes is not None and self.kv_bytes < 2 * block:
             raise ConfigError(f"kv_bytes is {self.kv_bytes}; two KV blocks, the least, take {2 * block}")
+        if self.kv_blocks is not None and self.kv_blocks < 2:
+            raise ConfigError(f"kv_blocks is {self.kv_blocks}; at least 2 are needed, since block 0 is reserved")
+        if (self._exact(block) or 0) * block > _MOST_BYTES:
+            asked = "kv_blocks" if self.kv_bytes is None else "kv_bytes"
+            raise ConfigError(f"{asked} is {getattr(self, asked)}; no device has so much memory")
         if self.budget is None:
             return
         needs = self._planned(config, dtype, max_len, self.rows)
@@ -161,7 +170,7 @@ class KVPlan:
         raise ConfigError(
             f"memory: {in_units(short)} too little on {budget.name}: needed are {listed} and a margin of "
             f"{in_units(MARGIN)}, and of memory_fraction {budget.fraction:g} of {in_units(total)} are left "
-            f"{in_units(budget.allowed - budget.taken)}. One of: {'; '.join(remedies)}"
+            f"{in_units(budget.spare + MARGIN)}. One of: {'; '.join(remedies)}"
         )
 
 

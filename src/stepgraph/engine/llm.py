@@ -12,7 +12,7 @@ import torch
 
 from stepgraph.engine.budget import MemoryTable
 from stepgraph.engine.checkpoint import load_checkpoint
-from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.config import ModelConfig, model_len
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
@@ -123,11 +123,11 @@ class LLM:
         )
 
         def check(model_config: ModelConfig, weights_dtype: torch.dtype) -> None:
-            plan.require_fit(model_config, weights_dtype, _model_len(model_config, max_model_len))
+            plan.require_fit(model_config, weights_dtype, model_len(model_config, max_model_len))
 
         checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, check=check, progress=progress)
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
-        max_len = _model_len(self.config, max_model_len)
+        max_len = model_len(self.config, max_model_len)
         decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
         plan.took("weights")
         backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
@@ -214,7 +214,11 @@ class LLM:
         return [request.result() for request in tracked]
 
     def stream(self, prompts: Prompt | Sequence[Prompt], sampling_params: Params | None = None) -> Iterator[TextDelta]:
-        """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished."""
+        """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished.
+
+        Raises:
+            RequestError: as `generate`; at the first piece, if the cache has shrunk since the call.
+        """
         tracked = self._track_all(prompts, sampling_params)
         return self._drive(tracked)
 
@@ -279,12 +283,7 @@ class LLM:
         if params.penalises and not self.core.penalties:
             raise RequestError(f"prompt {index} asks for a penalty, and penalties are off; use LLM(penalties=True)")
         max_tokens = min(params.max_tokens, max_len - len(ids))
-        needed, capacity = blocks_for(len(ids) + max_tokens), self.core.scheduler.pool.capacity
-        if needed > capacity:
-            raise RequestError(
-                f"prompt {index} may need {needed} KV blocks and the cache has {capacity}; "
-                f"lower max_tokens or give the cache more blocks"
-            )
+        self._require_room(index, len(ids) + max_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         request = Request(self._next_id, ids, params, seed, max_tokens)
         self._next_id += 1
@@ -293,8 +292,18 @@ class LLM:
         text = TextStream(self.tokenizer, params.stop)
         return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, stops, text)
 
+    def _require_room(self, index: int, tokens: int) -> None:
+        needed, capacity = blocks_for(tokens), self.core.scheduler.pool.capacity
+        if needed > capacity:
+            raise RequestError(
+                f"prompt {index} may need {needed} KV blocks and the cache has {capacity}; "
+                f"lower max_tokens or give the cache more blocks"
+            )
+
     def _drive(self, tracked: list[TrackedRequest]) -> Iterator[TextDelta]:
         """Queue these requests and step the engine until they are done. Others that are queued advance along."""
+        for one in tracked:  # the cache may have shrunk since they were tracked
+            self._require_room(one.index, len(one.request.prompt) + one.request.max_tokens)
         for one in tracked:
             self._running[one.request.id] = one
             self.core.scheduler.add(one.request)
@@ -334,14 +343,6 @@ def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None
     if asked not in _DTYPES:
         raise ConfigError(f"dtype: {asked!r} is not one of {', '.join(_DTYPES)}")
     return torch.float32 if asked == "auto" and device.type == "cpu" else _DTYPES[asked]
-
-
-def _model_len(config: ModelConfig, asked: int | None) -> int:
-    if asked is None:
-        return config.max_position_embeddings
-    if not 2 <= asked <= config.max_position_embeddings:
-        raise ConfigError(f"max_model_len is {asked}; this model allows 2 to {config.max_position_embeddings}")
-    return asked
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

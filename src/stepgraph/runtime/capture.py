@@ -20,7 +20,7 @@ from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.memory.cost import CaptureCost, CostMeter
 from stepgraph.runtime.memory.shortage import remedy
 from stepgraph.runtime.naming import describe
-from stepgraph.runtime.platforms import DeviceMemory, Recording
+from stepgraph.runtime.platforms import DeviceMemory, Platform, Recording
 from stepgraph.runtime.pool import GraphPool
 
 T = TypeVar("T")
@@ -92,9 +92,7 @@ def capture_graphs(
         graphs, dropped, wasted = session.record(keys)
         if wasted:
             kept = {key: graph.mode for key, graph in graphs.items()}
-            pool.platform.synchronize()
-            while graphs:
-                graphs.popitem()[1].recording.release()
+            let_go_of_graphs(pool.platform, graphs)
             pool.renew()
             pool.platform.give_back()
             graphs, dropped_later, _ = replace(session, occupied=None).record(kept)
@@ -103,6 +101,13 @@ def capture_graphs(
         progress(len(keys), len(keys), "captured")
     pool.platform.synchronize()
     return CaptureReport(graphs, dropped, time.perf_counter() - started, before=before)
+
+
+def let_go_of_graphs(platform: Platform, graphs: dict[BatchDescriptor, CapturedGraph]) -> None:
+    """Release them all, once the device is done."""
+    platform.synchronize()
+    while graphs:
+        graphs.popitem()[1].recording.release()
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,7 @@ class _Session:
                 self.pool.renew()
                 dropped[key] = str(error)
             except BaseException:
+                let_go_of_graphs(platform, graphs)
                 self.pool.renew()
                 raise
         return graphs, dropped, wasted
