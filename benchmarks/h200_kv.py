@@ -64,7 +64,7 @@ def start(
         graphs,
         max_num_seqs=ROWS,
         max_model_len=MAX_LEN,
-        num_blocks=plan.num_blocks(config, dtype, MAX_LEN),
+        num_blocks=plan.num_blocks(config, dtype, MAX_LEN, graphs),
         chunk_tokens=CHUNK,
         memory=plan.virtual,
     )

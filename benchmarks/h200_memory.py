@@ -71,6 +71,8 @@ def make_profile(cases: Mapping[str, Any]) -> DeviceProfile:
         },
         driver_before=first["outside_before"],
         loaded=sum(graph["loaded_bytes"] for graph in first["ledger"]["graphs"]),
+        workspaces=sum(row["bytes"] for row in first["ledger"]["rows"] if row["name"] == "workspaces of libraries"),
+        num_sms=torch.cuda.get_device_properties().multi_processor_count,
         pool={
             "prefill": fit(_pool_samples([*pools, *prefill_first], "prefill")),
             "decode": fit(_pool_samples(pools, "decode")),

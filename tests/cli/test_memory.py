@@ -32,6 +32,8 @@ def profile(tmp_path: Path) -> Path:
         measured_with={"torch": "2"},
         driver_before=600 * MIB,
         loaded=50 * MIB,
+        workspaces=64 * MIB,
+        num_sms=132,
         pool={"prefill": pool, "decode": pool},
         driver=Fit({"one": 2.0 * MIB, "nodes": 1000.0}),
         nodes={kind: Fit({"one": 10.0, "layers": 10.0}) for kind in ("prefill", "decode")},
@@ -99,6 +101,10 @@ class TestPlan:
         assert rows["graphs: driver"] == 2 * MIB + graphs * 330 * 1000
         logits, widths = 256 * 128256 * 2, 3 * 14336 + 4 * 4096 + (64 + 16) * 128
         assert rows["graphs: pool"] == 10 * MIB + 2 * logits + 256 * widths * 2 + (graphs - 1) * MIB // 2
+        assert rows["context, kernels and libraries"] == (600 + 50 + 64) * MIB and rows["margin"] == 256 * MIB
+        eager = 10 * MIB + 2 * logits + 512 * widths * 2  # chunk_tokens
+        assert rows["eager steps, at most"] == eager and rows["shared outputs"] == 256 * 8
+        assert rows["attention workspace"] > 0
         assert report["taken_bytes"] == sum(rows.values()) and report["block_bytes"] == 2 * MIB
         assert report["kv_blocks"] == (int(100 * GIB * 0.9) - report["taken_bytes"]) // (2 * MIB)
         assert report["kv_tokens"] == 16 * report["kv_blocks"]

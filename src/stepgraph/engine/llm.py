@@ -139,7 +139,7 @@ class LLM:
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_len,
-            num_blocks=plan.num_blocks(self.config, decoder.dtype, max_len),
+            num_blocks=plan.num_blocks(self.config, decoder.dtype, max_len, config),
             memory=plan.virtual,
             chunk_tokens=chunk_tokens,
             sampler=choose_token,

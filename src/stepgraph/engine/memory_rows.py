@@ -19,6 +19,8 @@ from stepgraph.runtime.memory.ledger import Row, family
 if TYPE_CHECKING:
     from stepgraph.engine.core import EngineCore
 
+WEIGHTS = "weights and rotary tables"
+"""The row that is taken first."""
 COUNTS = "seen"
 """The slot with what rows have seen, for penalties."""
 
@@ -29,7 +31,7 @@ def engine_rows(core: EngineCore) -> list[Row]:
     slots = core.buffers
     counts = slots[COUNTS].nbytes if COUNTS in slots.slots else 0
     rows = [
-        Row("weights and rotary tables", _storages(_tensors(core.model), counted)),
+        Row(WEIGHTS, _storages(_tensors(core.model), counted)),
         _cache(core),
         Row("static buffers", slots.slab.nbytes - counts),
         Row("penalty counts", counts),
@@ -58,7 +60,7 @@ def planned_rows(
     spans, end = pack(slots.values(), {"request": max_requests, "token": max_tokens})
     start, stop = spans.get(COUNTS, (0, 0))
     rows = [
-        Row("weights and rotary tables", weights + tables),
+        Row(WEIGHTS, weights + tables),
         Row("static buffers", end - (stop - start)),
         Row("penalty counts", stop - start),
     ]

@@ -26,7 +26,8 @@ class DeviceProfile:
 
     device: its name. total_bytes: of its memory. measured_with: versions and kernels, for the reader.
     driver_before: bytes outside torch once a model is loaded and nothing is captured (context, kernels, libraries).
-    loaded: bytes that the driver takes during warm-ups.
+    loaded: bytes that the driver takes during warm-ups. workspaces: bytes that libraries keep of torch's.
+    num_sms: its multiprocessors.
     pool: by kind of step, bytes of a ladder's pool: features are those of its largest step, and `graphs`, the others.
     driver: bytes of executables, from `graphs` and their `nodes` altogether.
     nodes: by kind of step, those of one graph, from the features of a model.
@@ -37,6 +38,8 @@ class DeviceProfile:
     measured_with: Mapping[str, str]
     driver_before: int
     loaded: int
+    workspaces: int
+    num_sms: int
     pool: Mapping[str, Fit]
     driver: Fit
     nodes: Mapping[str, Fit]
@@ -65,6 +68,8 @@ class DeviceProfile:
             measured_with={_text(name): _text(value) for name, value in fields["measured_with"].items()},
             driver_before=int(_amount(fields["driver_before"])),
             loaded=int(_amount(fields["loaded"])),
+            workspaces=int(_amount(fields["workspaces"])),
+            num_sms=int(_amount(fields["num_sms"])),
             pool={kind: _fit(fields["pool"][kind], POOL_FEATURES) for kind in KINDS},
             driver=_fit(fields["driver"], DRIVER_FEATURES),
             nodes={kind: _fit(fields["nodes"][kind], NODE_FEATURES) for kind in KINDS},
