@@ -73,6 +73,7 @@ class TestMemory:
         picture = tmp_path / "m.png"
         assert call("memory", *SMALL, "--picture", str(picture)) == 0
         out = capsys.readouterr().out
+        assert "coverage of 1 to 2 requests: all have graphs" in out and "coverage of 1 to 128 tokens" in out
         assert "penalty counts" in out and "two-sample rule" in out and "prefill" in out
         assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -1,5 +1,7 @@
 """Lazy capture: serve at once, and record in gaps what the traffic asked for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runtime.sums import MAX_REQUESTS, MAX_TOKENS, SLOTS, Sums
@@ -105,3 +107,13 @@ def test_seconds_are_a_number(seconds: object) -> None:
 def test_everything_at_once_leaves_nothing_pending() -> None:
     runner = lazy_runner(torch.device("cpu"), GraphConfig(decode=CONFIG.decode))
     assert runner.pending == [] and len(runner.capture_report.graphs) == 4
+
+
+def test_the_plan_is_told_before_anything_is_captured() -> None:
+    buffers = StaticBuffers(max_requests=MAX_REQUESTS, max_tokens=MAX_TOKENS, slots=SLOTS)
+    told: list[tuple[int, int, str]] = []
+    GraphRunner(Sums("cpu"), buffers, CONFIG).capture(lambda *what: told.append(what))
+    assert told[0] == (0, 2, "graphs: 3 prefill, 4 decode; 2 of them now, 5 in gaps")
+    preset = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([1, 2]), lazy=True)
+    GraphRunner(Sums("cpu"), buffers, replace(preset, lazy=False)).capture(lambda *what: told.append(what))
+    assert preset.lazy and told[3] != told[4] and (0, 2, "graphs: 2 decode") in told

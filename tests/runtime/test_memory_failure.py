@@ -100,6 +100,20 @@ def test_what_it_left_in_the_pool_of_others_is_given_back_by_recording_them_agai
     assert runner(x=[5, 6]).output.tolist() == [2.0 * WIDTH] * 2
 
 
+def test_each_dropped_size_and_the_coverage_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    runner_of(torch.device("cpu"), at=1).capture()
+    said = [record.message for record in caplog.records]
+    assert said[0].startswith("no graph of 16 requests: out of memory while capturing 16 requests;")
+    assert said[1] == "coverage: graphs run 8 of 1 to 16 requests, 0 of 1 to 16 tokens"
+    caplog.clear()
+    runner = lazily(runner_of(torch.device("cpu"), at=3))
+    runner.capture()
+    assert not caplog.records
+    runner.capture_pending()
+    said = [record.message for record in caplog.records]
+    assert said[0].startswith("no graph of 4 requests") and said[1].startswith("coverage: graphs run 16 of 1 to 16")
+
+
 def lazily(runner: GraphRunner) -> GraphRunner:
     runner.config = replace(runner.config, lazy=True)
     return runner

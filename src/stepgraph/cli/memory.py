@@ -38,6 +38,7 @@ def memory(options: MemoryOptions) -> None:
     from stepgraph.cli.console import ProgressBar
     from stepgraph.cli.memory_view import draw_ledger, print_ledger, require_picture
     from stepgraph.cli.run import LONGEST_RULE
+    from stepgraph.cli.run_report import padded
     from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
     from stepgraph.engine.memory_rows import engine_rows
@@ -73,6 +74,10 @@ def memory(options: MemoryOptions) -> None:
         "device_name": torch.cuda.get_device_name(platform.device) if device != "cpu" else "cpu (tape)",
         "seconds": captured.report.seconds,
         **ledger.as_dict(),
+        "coverage": {
+            "requests": padded(llm.core.runner.coverage()),
+            "tokens": padded(llm.core.runner.coverage_mixed()),
+        },
         "estimates": estimates(ledger, llm, options.profile),
     }
     if options.picture is not None:

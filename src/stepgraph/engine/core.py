@@ -174,6 +174,8 @@ class EngineCore:
     def step(self) -> list[tuple[Request, int]]:
         """One token for every decoding request, and for every request whose prefill this step completes.
 
+        Without work it is a gap, in which one of the graphs that lazy capture has left is recorded.
+
         Rows 0 to n - 1 decode; the requests that prefill have the rows from n on, where those that complete stay.
         """
         grown = self.scheduler.grow()
@@ -181,6 +183,7 @@ class EngineCore:
         rows = list(self.scheduler.rows)
         if not rows and not chunks:
             self.scheduler.refuse_if_stuck()
+            self.capture_pending(seconds=0)
             return []
         inputs = self._stage(rows, grown, chunks)
         tokens = self._run(rows, chunks, inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,12 +31,14 @@ from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import GraphConfig
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.errors import ConfigError, StepgraphError
 from stepgraph.runtime.ladder import Ladder
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.resolve import Resolution
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify import VerifyReport
+
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams]
@@ -71,6 +74,8 @@ class LLM:
     penalties: whether requests may ask for repetition, presence and frequency penalties. Takes 4 bytes a row and
         token of the vocabulary; steps of requests that ask for none read nothing of it.
     strict: refuse graphs that would have to be changed.
+    lazy: serve once the largest graph of each kind is there, and record one more whenever nothing is left to do, what
+        most steps wanted first.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
 
@@ -97,6 +102,7 @@ class LLM:
         penalties: bool = True,
         sampler: str = "fused",
         strict: bool = False,
+        lazy: bool = False,
         progress: Progress | None = None,
     ) -> None:
         platform = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -106,7 +112,7 @@ class LLM:
         if chunk_tokens is None:
             chunk_tokens = _GPU_CHUNK if target.type == "cuda" else _CPU_CHUNK
         tokens = most_tokens(chunk_tokens, max_num_seqs)
-        config = graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target)
+        config = graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target, lazy=lazy)
         operations = choose_operations(operations, target)  # before the weights, which take a while
         choose_token = get_sampler(sampler)
         started = time.perf_counter()
@@ -147,10 +153,15 @@ class LLM:
             strict=strict,
         )
         plan.took("step buffers")
-        self.capture_report: CaptureReport = self.core.capture(progress)
+        self.core.capture(progress)
         self.memory: MemoryTable = plan.settle(self.core)
         self._next_id = 0
         self._running: dict[int, TrackedRequest] = {}
+
+    @property
+    def capture_report(self) -> CaptureReport:
+        """What was captured, dropped and left for later so far."""
+        return self.core.runner.capture_report
 
     @property
     def stats(self) -> Stats:
@@ -163,17 +174,15 @@ class LLM:
         return self.core.resolution
 
     def capture_pending(self, seconds: float | None = None) -> CaptureReport:
-        """Of lazy graphs (`GraphConfig(lazy=True)`): record some of those that are left, what most steps wanted first.
+        """Of lazy graphs: record some of those that are left, what most steps wanted first.
 
-        For gaps in the traffic: between two calls, or between two pieces of a stream. seconds: none is begun after so
-        many. Returns what was recorded now; `capture_report` has all.
+        For longer gaps than those that are used anyway: between two calls, or between two pieces of a stream. seconds:
+        none is begun after so many. Returns what was recorded now; `capture_report` has all.
 
         Raises:
             ReplayError: weights or the cache have moved.
         """
-        report = self.core.capture_pending(seconds)
-        self.capture_report = self.core.runner.capture_report
-        return report
+        return self.core.capture_pending(seconds)
 
     def verify(self, *, seed: int = 0) -> VerifyReport:
         """Replay every graph against eager on random batches, and find the first operator that differs.
@@ -313,11 +322,20 @@ class LLM:
                     while one.deltas:
                         yield one.deltas.popleft()
                 if all(one.finished for one in tracked):
+                    self._use_gap()
                     return
                 self._step()
         finally:
             for one in tracked:
                 self.abort(one.request.id)
+
+    def _use_gap(self) -> None:
+        if self.core.scheduler.has_work:
+            return
+        try:
+            self.core.step()
+        except StepgraphError as error:  # of no request
+            _log.warning("lazy graphs: none could be recorded: %s", error)
 
     def _step(self) -> None:
         """One engine step. Its tokens are taken in before any is told, so that a caller may call again meanwhile."""

@@ -18,6 +18,7 @@ from stepgraph.runtime.dispatch import Decision
 from stepgraph.runtime.errors import CaptureError, InputError
 from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
+from stepgraph.runtime.naming import describe
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import CaptureSession
@@ -75,6 +76,7 @@ class Captured:
             wanted = self._graphs.wanted
             self._graphs = Graphs(self.config, self.buffers, self._graphs.report | report, self._session.outputs.units)
             self._graphs.wanted = wanted
+            self._tell_dropped(report)
         return report
 
     def recapture(self, progress: Progress | None = None) -> CaptureReport:
@@ -157,9 +159,16 @@ class Captured:
             raise
         self._graphs = Graphs(self.config, self.buffers, report, self._session.outputs.units)
         self._audit.remember()
+        self._tell_dropped(report)
         for cliff in self._graphs.cliffs():
             _log.warning("%s", cliff)
         return report
+
+    def _tell_dropped(self, report: CaptureReport) -> None:
+        for key, why in report.dropped.items():
+            _log.warning("no graph of %s: %s", describe(key), why)
+        if report.dropped:
+            _log.warning("%s", self._graphs.covered())
 
     def _release(self) -> None:
         self._graphs.release()

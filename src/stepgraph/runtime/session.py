@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.keys import capture_keys
+from stepgraph.runtime.memory.ledger import family
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.outputs import SharedOutputs
 from stepgraph.runtime.pool import GraphPool
@@ -49,6 +51,10 @@ class CaptureSession:
         if not self._keys:
             return CaptureReport()
         now = _largest(self._keys) if self._config.lazy else self._keys
+        plan = planned(self._keys, len(now))
+        _log.info("capturing %s", plan)
+        if progress is not None:
+            progress(0, len(now), plan)
         self._buffers.reset()
         report = CaptureReport()
         try:
@@ -119,6 +125,14 @@ class CaptureSession:
                 "are not told apart: outputs that fit both are cut to the real requests",
                 error,
             )
+
+
+def planned(keys: Iterable[BatchDescriptor], now: int) -> str:
+    """What will be captured, by family, and how many of them at once."""
+    counts = Counter(map(family, keys))
+    words = ", ".join(f"{number} {name}" for name, number in counts.items())
+    later = counts.total() - now
+    return f"graphs: {words}" + (f"; {now} of them now, {later} in gaps" if later else "")
 
 
 def _largest(keys: Mapping[BatchDescriptor, Mode]) -> dict[BatchDescriptor, Mode]:
