@@ -1,11 +1,16 @@
 """A KV cache without an estimate, on an H200: what it gets after the capture, its far end, and giving it back.
 
-python benchmarks/h200_kv.py
+python benchmarks/h200_kv.py [--exact]
+
+--exact: only the part in float32, as JSON. It runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,31 +25,36 @@ from stepgraph.engine.core import EngineCore
 from stepgraph.engine.graphs import graph_config, largest_batch
 from stepgraph.engine.kv_plan import KVPlan, kv_plan
 from stepgraph.engine.llm import attention_shape
+from stepgraph.engine.memory_rows import engine_rows
 from stepgraph.engine.random_model import SHAPES, random_model
 from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.ops.attention import get_backend
+from stepgraph.runtime.memory.ledger import Captured, MemoryLedger, make_ledger
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory
 from stepgraph.runtime.platforms.virtual import VirtualRange
 
-SHAPE, MAX_LEN, ROWS, CHUNK = "llama-3-8b", 8192, 512, 512
+SHAPE, EXACT_SHAPE, MAX_LEN, ROWS, CHUNK = "llama-3-8b", "llama-3.2-1b", 8192, 512, 512
 REQUESTS, NEW_TOKENS = 48, 24
 BAR = 0.99  # of what is left of the fraction
+RESIDUAL_MIB = 16
 MIB, GIB = 1 << 20, 1 << 30
 PIECES = (2, 16, 64, 256, 1024)  # MiB
 
 
-def start() -> tuple[KVPlan, EngineCore, dict[str, Any]]:
+def start(
+    shape: str = SHAPE, dtype: torch.dtype = torch.bfloat16, operations: str = "unfused"
+) -> tuple[KVPlan, EngineCore, dict[str, Any]]:
     """An engine as LLM starts it, and how that went."""
     platform = platform_for("cuda")
-    config, device, dtype = SHAPES[SHAPE], platform.device, torch.bfloat16
+    begin, device, config = platform.memory(), platform.device, SHAPES[shape]
     tokens = most_tokens(CHUNK, ROWS)
     graphs = graph_config("FULL_DECODE_ONLY", None, max_num_seqs=ROWS, step_tokens=tokens, device=device)
     rows = largest_batch(graphs, ROWS)
     plan = kv_plan(platform, None, max_num_seqs=ROWS, rows=rows, tokens=max(rows, tokens), penalties=True)
     plan.require_fit(config, dtype, MAX_LEN)
-    model = random_model(SHAPE, device=device, dtype=dtype, max_positions=MAX_LEN, operations="unfused")
+    model = random_model(shape, device=device, dtype=dtype, max_positions=MAX_LEN, operations=operations)
     plan.took("weights")
     backend = get_backend(None, device, attention_shape(config), max_rows=rows, max_len=MAX_LEN)
     plan.took("attention workspaces")
@@ -54,7 +64,7 @@ def start() -> tuple[KVPlan, EngineCore, dict[str, Any]]:
         graphs,
         max_num_seqs=ROWS,
         max_model_len=MAX_LEN,
-        num_blocks=plan.num_blocks(config, dtype, MAX_LEN),
+        num_blocks=plan.num_blocks(config, dtype, MAX_LEN, graphs),
         chunk_tokens=CHUNK,
         memory=plan.virtual,
     )
@@ -62,7 +72,8 @@ def start() -> tuple[KVPlan, EngineCore, dict[str, Any]]:
     at_capture = core.kv_memory.num_blocks
     report = core.capture()
     table = plan.settle(core)
-    told = {"table": table.as_dict(), "graphs": len(report.graphs), "capture_seconds": report.seconds}
+    ledger = make_ledger([Captured(report)], engine_rows(core), platform.memory(), begin)
+    told = {"table": table.as_dict(), "graphs": len(report.graphs), "capture_seconds": report.seconds, "ledger": ledger}
     return plan, core, told | {"blocks_at_capture": at_capture, "dropped": len(report.dropped)}
 
 
@@ -86,6 +97,59 @@ def decode(core: EngineCore, *, far: bool, between: Callable[[int], None] = lamb
                 core.scheduler.remove(one)
         step += 1
     return [one.output for one in mine]
+
+
+def same_tokens(some: list[list[int]], others: list[list[int]]) -> int:
+    return sum(a == b for one, two in zip(some, others, strict=True) for a, b in zip(one, two, strict=True))
+
+
+def preempted(core: EngineCore) -> list[list[int]]:
+    """Tokens where the cache shrinks to a tenth while all requests decode, and afterwards grows back."""
+    everything = core.kv_memory.num_blocks
+
+    def shrink_under_way(step: int) -> None:
+        if step == 20:
+            core.resize_kv(everything // 10)
+
+    tokens = decode(core, far=True, between=shrink_under_way)
+    core.resize_kv(everything)
+    return tokens
+
+
+def eagerly(core: EngineCore) -> list[list[int]]:
+    """Tokens at the far end without graphs, which are captured again afterwards."""
+    core.runner.release()
+    tokens = decode(core, far=True)
+    core.capture()
+    core.run_largest_step()  # torch has given back what such a step needs
+    return tokens
+
+
+def exact() -> dict[str, int]:
+    """In float32 a token that is computed again through prefill is the one that decode chose."""
+    _, core, _ = start(EXACT_SHAPE, torch.float32, "reference")
+    near, again = decode(core, far=False), preempted(core)
+    eager = eagerly(core)
+    return {
+        "preempted": core.scheduler.preemptions,
+        "same": same_tokens(near, again),
+        "same_eagerly": same_tokens(near, eager),
+        "of": REQUESTS * NEW_TOKENS,
+    }
+
+
+def eager_peak(core: EngineCore) -> int:
+    """Bytes that the largest eager step has in tensors at once, by torch's own account."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    core.run_largest_step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def named(ledger: MemoryLedger) -> int:
+    """Bytes of all that has a name, but for the cache of keys and values and for torch's own."""
+    left_out = ("KV cache", "torch: its cache")
+    return sum(row.nbytes for row in ledger.rows if not row.of and row.name not in left_out)
 
 
 def free() -> int:
@@ -113,11 +177,31 @@ def piece_times(device: torch.device) -> list[dict[str, float]]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--exact", action="store_true")
+    if parser.parse_args().exact:
+        print(json.dumps(exact()))
+        return 0
+    command = [sys.executable, __file__, "--exact"]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    in_float32 = json.loads(said.splitlines()[-1])
+    print("in float32:", in_float32, flush=True)
     plan, core, told = start()
     kv, wrong = core.kv_memory, []
+    if in_float32["same"] != in_float32["of"] or not in_float32["preempted"]:
+        wrong.append(f"in float32 preemption changes tokens: {in_float32}")
+    ledger: MemoryLedger = told["ledger"]
+    if abs(ledger.residual or 0) > RESIDUAL_MIB * MIB:
+        wrong.append(f"{(ledger.residual or 0) / MIB:.1f} MiB have no row")
     for row in told["table"]["rows"]:
         print(f"{row['name']:40} {row['bytes'] / MIB:12,.1f} MiB")
     others = plan.budget.taken - kv.nbytes
+    beyond = others - named(ledger) - eager_peak(core)
+    print(
+        f"others take {others / MIB:,.1f} MiB, {beyond / MIB:,.1f} more than named rows and the eager peak", flush=True
+    )
+    if abs(beyond) > MARGIN:
+        wrong.append(f"{beyond / MIB:.1f} MiB lie between what others took and what is known of them")
     share = kv.nbytes / (plan.budget.allowed - others - MARGIN)
     if share < BAR:
         wrong.append(f"the cache gets {share:.2%} of what is left")
@@ -131,6 +215,7 @@ def main() -> int:
     highest = float(kv.blocks[-1].abs().max())
     if not highest > 0:
         wrong.append("nobody wrote the last block")
+    same_eagerly = {"at the far end": same_tokens(near, eagerly(core))}
     before, full_bytes = free(), kv.nbytes
     seconds = {"shrink": timed(lambda: core.resize_kv(tenth))}
     given_back = free() - before
@@ -145,14 +230,13 @@ def main() -> int:
     runs["grown back, at the far end"] = decode(core, far=True)
     wrong += [f"tokens {where} differ from those at the start" for where, tokens in runs.items() if tokens != near]
 
-    def shrink_under_way(step: int) -> None:
-        if step == 20:
-            core.resize_kv(tenth)
-
-    preempted = decode(core, far=True, between=shrink_under_way)
-    same = sum(a == b for one, two in zip(near, preempted, strict=True) for a, b in zip(one, two, strict=True))
-    print(f"{core.scheduler.preemptions} preempted by shrinking: {same} of {REQUESTS * NEW_TOKENS} tokens the same")
-    core.resize_kv(everything)
+    same_eagerly["grown back"] = same_tokens(near, eagerly(core))
+    of = REQUESTS * NEW_TOKENS
+    again = preempted(core)
+    same = same_tokens(near, again)
+    print(
+        f"{core.scheduler.preemptions} preempted by shrinking: {same} of {of} tokens the same; eagerly {same_eagerly}"
+    )
     report = core.verify()
     if not report.ok:
         wrong.append(f"replays differ from eager: {report}")
@@ -168,6 +252,11 @@ def main() -> int:
         ["seconds to grow back, zeroed", seconds["grow"]],
         ["more taken afterwards, MiB", drift / MIB],
         ["keys verified against eager", len(report.keys)],
+        ["residual of the ledger, MiB", (ledger.residual or 0) / MIB],
+        ["others beyond named rows and eager peak, MiB", beyond / MIB],
+        *([f"same tokens eagerly, {where}, %", number / of * 100] for where, number in same_eagerly.items()),
+        ["same tokens once preempted, bfloat16, %", same / of * 100],
+        ["same tokens once preempted, float32, %", in_float32["same"] / in_float32["of"] * 100],
     ]
     write_result(
         {
@@ -177,7 +266,8 @@ def main() -> int:
             f"mapped, graphs are captured, the largest eager step is run, and what is left is mapped. "
             f"{REQUESTS} greedy requests of 64 to 700 tokens give the same {NEW_TOKENS} tokens each at the cache's "
             f"start, at its far end, in a tenth of it, and after growing back; then every graph is replayed against "
-            f"eager.",
+            f"eager. A preempted request's tokens are computed again through prefill, whose sums run in another "
+            f"order: in bfloat16 that may choose another token where two are nearly alike, in float32 it must not.",
             "unit": "as named",
             "machine": machine(),
             "versions": versions("torch", "triton", "cuda-bindings"),
@@ -187,7 +277,9 @@ def main() -> int:
             "budget": told["table"],
             "capture_seconds": told["capture_seconds"],
             "pieces": pieces,
-            "preempted": {"requests": core.scheduler.preemptions, "same_tokens": same, "of": REQUESTS * NEW_TOKENS},
+            "preempted": {"requests": core.scheduler.preemptions, "same_tokens": same, "of": of, "float32": in_float32},
+            "eagerly": same_eagerly,
+            "ledger": ledger.as_dict(),
             "samples": seconds,
         }
     )

@@ -1,9 +1,10 @@
 """Memory and start-up of the 8B shape on an H200: capture, ledger, prediction, failure, release; writes the profile.
 
-python benchmarks/h200_memory.py [--out FOLDER] [--work FOLDER] [--cases cold,decode,8b,1b,scored]
+python benchmarks/h200_memory.py [--out FOLDER] [--work FOLDER] [--cases cold,decode,…]
 
-Each case runs in a process of its own and leaves CASE.json in the work folder. With fewer cases, those that lie there
-already are taken, so that a run may be split. The device's profile is left there too; it belongs into
+Each case runs in a process of its own and leaves CASE.json in the work folder, which also holds the kernel caches. With
+fewer cases, those that lie there already are taken, so that a run may be split: the result is written once none is
+missing. The device's profile is left there too; it belongs into
 src/stepgraph/runtime/memory/profiles.
 """
 
@@ -20,18 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, ROOT, commit, machine, quantiles, versions, write_result
+from common import RESULTS, ROOT, commit, machine, versions, write_result
+from memory_table import MIB, make_rows
 
 from stepgraph.runtime.memory.estimate import Fit, fit
 from stepgraph.runtime.memory.profile import KINDS, DeviceProfile, save_profile
 
-ORDER = ("cold", "decode", "8b", "1b", "scored")  # decode finds the kernels that cold has compiled
-MIB = 1 << 20
-CAPTURE_S, DRIVER_MIB, GROWTH_MIB, RESIDUAL_MIB, FAILURE_MIB, ROUNDS_MIB = 2.0, 64, 16, 16, 4, 1
+MAXIMA = ("max512", "max256", "max128", "max64")
+ORDER = ("cold", "decode", "variants", "8b", "1b", "scored", "startups", *MAXIMA)
+"""All but the first find the kernels that it has compiled."""
 
 
 def run_cases(folder: Path, names: list[str]) -> dict[str, Any]:
-    """Run some cases and read all. The kernel caches lie in the folder, and `cold` begins with empty ones."""
+    """Run some cases and read all that are there. The folder has the kernel caches; `cold` begins with empty ones."""
     folder.mkdir(parents=True, exist_ok=True)
     cache = folder / "cache"
     if "cold" in names:
@@ -47,7 +49,8 @@ def run_cases(folder: Path, names: list[str]) -> dict[str, Any]:
         command = [sys.executable, str(Path(__file__).parent / "memory_cases.py"), name, str(path)]
         subprocess.run(command, check=True, env=environment)
         print(f"{name}: {json.loads(path.read_text(encoding='utf-8'))['process_seconds']:.0f} s", flush=True)
-    return {name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ORDER}
+    paths = {name: folder / f"{name}.json" for name in ORDER}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
 
 
 def make_profile(cases: Mapping[str, Any]) -> DeviceProfile:
@@ -68,6 +71,8 @@ def make_profile(cases: Mapping[str, Any]) -> DeviceProfile:
         },
         driver_before=first["outside_before"],
         loaded=sum(graph["loaded_bytes"] for graph in first["ledger"]["graphs"]),
+        workspaces=sum(row["bytes"] for row in first["ledger"]["rows"] if row["name"] == "workspaces of libraries"),
+        num_sms=torch.cuda.get_device_properties().multi_processor_count,
         pool={
             "prefill": fit(_pool_samples([*pools, *prefill_first], "prefill")),
             "decode": fit(_pool_samples(pools, "decode")),
@@ -113,50 +118,6 @@ def score(profile: DeviceProfile, session: Mapping[str, Any]) -> dict[str, float
     return {name: value / MIB for name, value in values.items()}
 
 
-def make_rows(cases: Mapping[str, Any], scored: Mapping[str, float]) -> list[list[Any]]:
-    """[what, value, unit, bar, whether it holds]."""
-    rows: list[list[Any]] = []
-
-    def add(what: str, value: float, unit: str, most: float | None = None) -> None:
-        rows.append([what, value, unit, most, None if most is None else abs(value) <= most])
-
-    for name, text, most in (("cold", "cold kernel cache", None), ("decode", "warm kernel cache", CAPTURE_S)):
-        first = cases[name]["first"]
-        add(f"51 decode sizes, {text}", first["seconds"], "s", most)
-        for part in ("warmup", "capture", "instantiate"):
-            add(f"of it {part}", first["ledger"]["families"]["decode"][f"{part}_seconds"], "s")
-    rounds, graphs = cases["decode"]["rounds"], cases["decode"]["first"]["ledger"]["graphs"]
-    add("the same, captured again in one process", quantiles(rounds["seconds"])["median"], "s")
-    for name, way in cases["decode"]["variants"].items():
-        ratio, low, high = way["ratio"]
-        rows.append([f"{name}, against as it is", ratio, f"x ({low:.2f} to {high:.2f})", None, None])
-    update = cases["decode"]["update"]
-    if update["updated_ms"]:
-        add("an executable updated, a size", quantiles(update["updated_ms"])["median"], "ms")
-    add("an executable made anew, a size", quantiles(update["anew_ms"])["median"], "ms")
-    add("updates that the driver refused", update["refused"], "of 50")
-    add("driver's bytes of 51 sizes", sum(graph["driver_bytes"] for graph in graphs) / MIB, "MiB", DRIVER_MIB)
-    add("pool after the largest size", sum(graph["pool_bytes"] for graph in graphs[1:]) / MIB, "MiB", GROWTH_MIB)
-    for row in cases["decode"]["first"]["ledger"]["rows"]:
-        add(f"ledger: {row['name']}", row["bytes"] / MIB, "MiB")
-    for name, text in (("decode", "51 decode sizes"), ("8b", "prefill and decode")):
-        residual = cases[name]["first"]["ledger"]["residual_bytes"] / MIB
-        add(f"residual of the ledger, {text}", residual, "MiB", RESIDUAL_MIB)
-    allowed = max(0.05 * scored["observed"], 8)
-    for name in ("predicted", "two-sample rule"):
-        miss = scored[name] - scored["observed"]
-        add(f"{name}: miss on {scored['observed']:.0f} MiB", miss, "MiB", allowed if name == "predicted" else None)
-    for one in cases["decode"]["failures"]:
-        where = f"out of memory at size {one['at']} of 51 ({one['captured']} captured)"
-        add(f"{where}: more than without it", one["more_than_without"], "MiB", FAILURE_MIB)
-        add(f"{where}: left after release", one["left_after_release"], "MiB", FAILURE_MIB)
-    add("growth over ten rounds of release and recapture", max(rounds["growth"]), "MiB", ROUNDS_MIB)
-    for one in cases["decode"]["maxima"]:
-        text = f"ladder to {one['max']}: {one['graphs']} graphs, {one['seconds']:.2f} s, KV blocks"
-        add(text, one["kv_blocks"], "blocks")
-    return rows
-
-
 def draw(path: Path, maxima: list[dict[str, Any]]) -> None:
     """Seconds, bytes and KV blocks gained against where the ladder ends."""
     from matplotlib.figure import Figure
@@ -184,6 +145,10 @@ def main() -> int:
     parser.add_argument("--cases", default=",".join(ORDER))
     options = parser.parse_args()
     cases = run_cases(options.work, [name for name in options.cases.split(",") if name])
+    missing = [name for name in ORDER if name not in cases]
+    if missing:
+        print(f"no result yet: {', '.join(missing)} are missing")
+        return 0
     profile = make_profile(cases)
     save_profile(profile, options.work / "nvidia_h200.json")
     scored = score(profile, cases["scored"]["first"])
@@ -191,7 +156,7 @@ def main() -> int:
     for row in rows:
         print(row, flush=True)
     for one in cases["decode"]["failures"]:
-        print(one["mode"], one["text"])
+        print(one["text"])
     result = {
         "name": "h200_memory",
         "definition": "Llama-3-8B's shape in bfloat16 with 512 rows and contexts of 4,096 tokens, penalties on; vLLM's "
@@ -209,7 +174,7 @@ def main() -> int:
     }
     write_result(result, options.out)
     try:
-        draw(options.out / "h200_memory.png", cases["decode"]["maxima"])
+        draw(options.out / "h200_memory.png", [cases[name] for name in MAXIMA])
     except ImportError:
         print("no picture: matplotlib is not installed")
     return 0 if all(holds is not False for *_, holds in rows) else 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from memory_ladder import failure, maximum, rounds, update, variants
+from memory_ladder import failure, maximum, rounds, start_ups, update, variants
 from memory_process import Process
 
 from stepgraph.engine.core import EngineCore
@@ -35,14 +35,17 @@ def decode(shape: Any = "llama-3-8b") -> dict[str, Any]:
     core = process.core("FULL_DECODE_ONLY", Ladder.vllm(512))
     found = {"first": process.session(core), "update": update(core.runner)}
     core.runner.release()
-    found |= {
-        "variants": variants(core),
-        "failures": [failure(process, core, at) for at in (1, 26, 51)],
-        "rounds": rounds(process, core),
-    }
-    del core
-    found["maxima"] = [maximum(process, most) for most in MAXIMA]
+    found["failures"] = [failure(process, core, at) for at in (1, 26, 51)]
+    found["rounds"] = rounds(process, core)
     return found
+
+
+def ways(shape: Any = "llama-3-8b") -> dict[str, Any]:
+    """The same ladder captured in other ways."""
+    core = Process(shape).core("FULL_DECODE_ONLY", Ladder.vllm(512))
+    core.capture()
+    core.runner.release()
+    return variants(core)
 
 
 def both(shape: Any, ladder: Ladder | None = None) -> dict[str, Any]:
@@ -76,6 +79,9 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "decode": decode,
     "8b": lambda: both("llama-3-8b"),
     "1b": lambda: both("llama-3.2-1b"),
+    "variants": ways,
+    "startups": lambda: start_ups("llama-3.2-1b"),
+    **{f"max{most}": lambda most=most: maximum(Process("llama-3-8b"), most) for most in MAXIMA},
     "scored": lambda: both(SCORED, Ladder.sglang(384)),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from common import in_turns, ratio
-from memory_process import KV_BLOCKS, Process
+from memory_process import KV_BLOCKS, Process, bytes_used
 
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import block_bytes
@@ -27,8 +27,9 @@ from stepgraph.runtime.session import CaptureSession
 FRACTION, MIB = 0.9, 1 << 20
 
 
-def variants(core: EngineCore, turns: int = 2) -> dict[str, Any]:
-    """Seconds of a whole ladder, each way paired with how it is done."""
+def variants(core: EngineCore, turns: int = 5) -> dict[str, Any]:
+    """Seconds of a whole ladder, each way paired with how it is done, and bytes of the way's own pools."""
+    taken: list[int] = []
 
     def seconds(warmups: int = 1, ascending: bool = False, before_each: Callable[[], Any] | None = None) -> float:
         config = replace(core.runner.config, warmups=warmups)
@@ -66,7 +67,7 @@ def variants(core: EngineCore, turns: int = 2) -> dict[str, Any]:
             cuda_segments.load_driver = load
 
     ways = {
-        "no warm-ups": lambda: seconds(0),
+        "one warm-up in all": lambda: seconds(0),
         "two warm-ups": lambda: seconds(2),
         "ascending": lambda: seconds(ascending=True),
         "the collector runs": collecting,
@@ -75,31 +76,50 @@ def variants(core: EngineCore, turns: int = 2) -> dict[str, Any]:
     }
     found = {}
     for name, way in ways.items():
-        taken: list[int] = []
-        pairs = in_turns(turns, way, seconds)
-        found[name] = {"pairs": pairs, "ratio": ratio(pairs), "pool": [min(taken), max(taken)]}
-    return found
+        pools: list[int] = []
+
+        def noted(way: Callable[[], float] = way, pools: list[int] = pools) -> float:
+            took = way()
+            pools.append(taken[-1])
+            return took
+
+        pairs = in_turns(turns, noted, seconds)
+        found[name] = {"pairs": pairs, "ratio": ratio(pairs), "pool": [min(pools), max(pools)]}
+    seconds()
+    return {"ways": found, "pool_as_it_is": taken[-1]}
 
 
 def update(runner: GraphRunner) -> dict[str, Any]:
-    """ms a size: an executable made from a larger size's by an update, against one made anew. Spoils the graphs."""
-    driver = cuda_driver._driver()
+    """ms a size: an executable made from a larger size's by an update, against one made anew, each with its upload.
+
+    Spoils the graphs. Empty where torch does not hand out its executables.
+    """
+    driver, stream = cuda_driver._driver(), torch.cuda.current_stream().cuda_stream
     graphs = [graph.recording._graph for graph in runner.capture_report.graphs.values()]  # type: ignore[attr-defined]
-    updated, anew, refused = [], [], 0
+    updated: list[float] = []
+    anew: list[float] = []
+    refused = 0
+    if not all(hasattr(graph, "raw_cuda_graph_exec") for graph in graphs):
+        return {"refused": refused, "updated_ms": updated, "anew_ms": anew}
     for larger, smaller in pairwise(graphs):
         info, made = (ctypes.c_char * 64)(), ctypes.c_void_p()
-        graph = ctypes.c_void_p(smaller.raw_cuda_graph())
+        graph, executable = ctypes.c_void_p(smaller.raw_cuda_graph()), larger.raw_cuda_graph_exec()
+        torch.cuda.synchronize()
         started = perf_counter()
-        error = driver.cuGraphExecUpdate_v2(ctypes.c_void_p(larger.raw_cuda_graph_exec()), graph, info)
-        between = perf_counter()
-        driver.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0))
-        stopped = perf_counter()
-        driver.cuGraphExecDestroy(made)
-        anew.append((stopped - between) * 1e3)
-        if error:
+        if driver.cuGraphExecUpdate_v2(ctypes.c_void_p(executable), graph, info):
             refused += 1
         else:
-            updated.append((between - started) * 1e3)
+            cuda_driver.upload(executable, stream)
+            updated.append((perf_counter() - started) * 1e3)
+        torch.cuda.synchronize()
+        started = perf_counter()
+        error = driver.cuGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0))
+        if error:
+            raise RuntimeError(f"the driver makes no executable: error {error}")
+        cuda_driver.upload(made.value or 0, stream)
+        anew.append((perf_counter() - started) * 1e3)
+        torch.cuda.synchronize()
+        driver.cuGraphExecDestroy(made)
     return {"refused": refused, "updated_ms": updated, "anew_ms": anew}
 
 
@@ -111,7 +131,9 @@ def failure(process: Process, core: EngineCore, at: int) -> dict[str, Any]:
     shorter = Ladder.explicit([size for size in sizes if size != lost])
     before = process.used()
     without = GraphRunner(step, core.buffers, replace(config, decode=replace(config.decode, ladder=shorter)))
-    limited = GraphRunner(step, core.buffers, config, pool=GraphPool(OutOfMemoryAt(process.platform, at, 64 * MIB)))
+    limited = GraphRunner(
+        step, core.buffers, config, pool=GraphPool(OutOfMemoryAt(core.buffers.platform, at, 64 * MIB))
+    )
     used = []
     with torch.inference_mode():
         for runner in (without, limited):
@@ -121,6 +143,7 @@ def failure(process: Process, core: EngineCore, at: int) -> dict[str, Any]:
             runner.release()
     return {
         "at": at,
+        "size": lost,
         "text": next(iter(report.dropped.values())),
         "captured": len(report.graphs),
         "mode": str(ran.mode),
@@ -140,13 +163,29 @@ def rounds(process: Process, core: EngineCore) -> dict[str, Any]:
     return {"growth": [(one - used[0]) / MIB for one in used[1:]], "seconds": seconds}
 
 
+def start_ups(shape: str) -> dict[str, Any]:
+    """MiB used after each of ten start-ups in one process, released again, less those after the first."""
+    used, seconds = [], []
+    for _ in range(11):
+        process = Process(shape)
+        started = perf_counter()
+        core = process.core("FULL", Ladder.vllm(64), rows=64)
+        core.capture()
+        seconds.append(perf_counter() - started)
+        core.runner.release()
+        platform = process.platform
+        del process, core
+        used.append(bytes_used(platform))
+    return {"growth": [(one - used[0]) / MIB for one in used[1:]], "seconds": seconds}
+
+
 def maximum(process: Process, most: int) -> dict[str, Any]:
-    """What a ladder that ends at `most` costs, and how many KV blocks the fraction then has room for."""
-    core = process.core("FULL_DECODE_ONLY", Ladder.vllm(most))
+    """What a ladder that ends at `most` costs, and how many KV blocks the fraction then has room for. In a process of
+    its own, with buffers for 512 rows whatever the ladder."""
+    core = process.core("FULL_DECODE_ONLY", Ladder.vllm(most), rows=512)
     report = core.capture()
     used = process.used()
     costs = [graph.cost for graph in report.graphs.values()]
-    core.runner.release()
     total = process.platform.memory().total
     block = block_bytes(core.model.config, core.model.dtype)
     return {

@@ -17,9 +17,18 @@ from stepgraph.ops.attention import get_backend
 from stepgraph.runtime import GraphConfig, Ladder
 from stepgraph.runtime.memory.estimate import TwoSamples, two_sample_estimate
 from stepgraph.runtime.memory.ledger import Captured, make_ledger
-from stepgraph.runtime.platforms import platform_for
+from stepgraph.runtime.platforms import Platform, platform_for
 
 MAX_LEN, KV_BLOCKS, CHUNK = 4096, 600, 512
+
+
+def bytes_used(platform: Platform) -> int:
+    """Bytes that the device has given away, once nothing unused is held back."""
+    gc.collect()
+    platform.give_back()
+    memory = platform.memory()
+    assert memory is not None
+    return memory.total - memory.free
 
 
 class Process:
@@ -48,11 +57,7 @@ class Process:
         )
 
     def used(self) -> int:
-        """Bytes that the device has given away, once nothing unused is held back."""
-        gc.collect()
-        self.platform.give_back()
-        memory = self.platform.memory()
-        return memory.total - memory.free
+        return bytes_used(self.platform)
 
     def session(self, core: EngineCore) -> dict[str, Any]:
         """Capture, and everything that the ledger and the estimates say of it. The graphs stay."""

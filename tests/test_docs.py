@@ -25,7 +25,9 @@ def test_the_tests_that_hold_the_rules_exist() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/design.md", "docs/tape.md", "docs/open-ends.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/design.md", "docs/tape.md", "docs/memory.md", "docs/open-ends.md"]
+)
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)]+)\)", text):

@@ -32,6 +32,8 @@ def profile(tmp_path: Path) -> Path:
         measured_with={"torch": "2"},
         driver_before=600 * MIB,
         loaded=50 * MIB,
+        workspaces=64 * MIB,
+        num_sms=132,
         pool={"prefill": pool, "decode": pool},
         driver=Fit({"one": 2.0 * MIB, "nodes": 1000.0}),
         nodes={kind: Fit({"one": 10.0, "layers": 10.0}) for kind in ("prefill", "decode")},
@@ -71,6 +73,7 @@ class TestMemory:
         picture = tmp_path / "m.png"
         assert call("memory", *SMALL, "--picture", str(picture)) == 0
         out = capsys.readouterr().out
+        assert "coverage of 1 to 2 requests: all have graphs" in out and "coverage of 1 to 128 tokens" in out
         assert "penalty counts" in out and "two-sample rule" in out and "prefill" in out
         assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -79,6 +82,10 @@ class TestMemory:
     ) -> None:
         assert call("memory", "--model", "/nowhere", "--picture", "m.pdf") == 2
         assert "must end in .png" in capsys.readouterr().err
+
+    def test_so_is_a_profile_that_cannot_be_read(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert call("memory", "--model", "/nowhere", "--profile", "/none") == 2
+        assert "profile: /none cannot be read" in capsys.readouterr().err
 
 
 class TestPlan:
@@ -95,6 +102,10 @@ class TestPlan:
         assert rows["graphs: driver"] == 2 * MIB + graphs * 330 * 1000
         logits, widths = 256 * 128256 * 2, 3 * 14336 + 4 * 4096 + (64 + 16) * 128
         assert rows["graphs: pool"] == 10 * MIB + 2 * logits + 256 * widths * 2 + (graphs - 1) * MIB // 2
+        assert rows["context, kernels and libraries"] == (600 + 50 + 64) * MIB and rows["margin"] == 256 * MIB
+        eager = 10 * MIB + 2 * logits + 512 * widths * 2  # chunk_tokens
+        assert rows["eager steps, at most"] == eager and rows["shared outputs"] == 256 * 8
+        assert rows["attention workspace"] > 0
         assert report["taken_bytes"] == sum(rows.values()) and report["block_bytes"] == 2 * MIB
         assert report["kv_blocks"] == (int(100 * GIB * 0.9) - report["taken_bytes"]) // (2 * MIB)
         assert report["kv_tokens"] == 16 * report["kv_blocks"]
@@ -107,7 +118,10 @@ class TestPlan:
 
     def test_a_model_that_does_not_fit_leaves_nothing(self, capsys: pytest.CaptureFixture[str], profile: Path) -> None:
         small = str(profile.with_name("small.json"))
-        assert self.plan(capsys, "llama-3-8b", "--profile", small)["kv_blocks"] == 0
+        assert call("plan", "memory", "llama-3-8b", "--profile", small, "--json") == 2
+        said = capsys.readouterr()
+        assert json.loads(said.out)["kv_blocks"] == 0
+        assert "too little for a KV cache of two blocks; raise the memory fraction by" in said.err
 
     def test_it_prints_a_table(self, capsys: pytest.CaptureFixture[str], profile: Path) -> None:
         assert call("plan", "memory", "llama-3.2-1b", "--profile", str(profile)) == 0
@@ -123,6 +137,8 @@ class TestPlan:
             (("no-such-shape",), "none of the shapes llama-3-8b"),
             (("llama-3-8b", "--memory-fraction", "0"), "memory fraction: 0.0"),
             (("llama-3-8b", "--max-num-seqs", "0"), "max_num_seqs is 0"),
+            (("llama-3-8b", "--max-model-len", "0"), "max_model_len is 0; this model allows 2 to 8192"),
+            (("llama-3-8b", "--max-model-len", "99999999"), "max_model_len is 99999999"),
         ],
     )
     def test_what_cannot_work(

@@ -165,3 +165,38 @@ def test_a_weight_that_moved_is_refused_by_name(device) -> None:
     core.model.layers[1].down.data = core.model.layers[1].down.clone()
     with pytest.raises(ReplayError, match=r"model\.layers\.1\.down from"):
         core.runner.check_addresses()
+
+
+def steps_with(core, requests, at: int, act) -> list[list[int]]:
+    """As `run_all`, with `act` between two steps."""
+    for one in requests:
+        core.scheduler.add(one)
+    count = 0
+    while core.scheduler.has_work:
+        for one, _ in core.step():
+            finish(core, one)
+        count += 1
+        if count == at:
+            act()
+    return [one.output for one in requests]
+
+
+@pytest.mark.parametrize("what", ["recapture", "release and capture", "largest step"])
+def test_requests_go_on_over_whatever_resets_the_buffers(what: str, device: torch.device) -> None:
+    def requests():
+        return [request(i, [3 + i, 5, 7 * i % 90], max_tokens=12 + i, seed=i, temperature=0.7) for i in range(5)]
+
+    core = tiny_engine(device)
+
+    def act() -> None:
+        if what == "recapture":
+            core.runner.recapture()
+        elif what == "largest step":
+            core.run_largest_step()
+        else:
+            core.runner.release()
+            core.capture()
+
+    with torch.inference_mode():
+        expected = run_all(tiny_engine(device), requests())
+        assert steps_with(core, requests(), 6, act) == expected

@@ -2,20 +2,26 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine.hf import write_checkpoint
-from engine.tiny import CONFIG, tiny_engine
+from engine.tiny import CONFIG, tiny_engine, tiny_graphs
 from runtime.fake_virtual import FakeVirtualMemory
+from runtime.test_estimate import PROFILE
 
 from stepgraph import LLM, SamplingParams
 from stepgraph.engine.budget import MARGIN, Budget
 from stepgraph.engine.kv_blocks import block_bytes
 from stepgraph.engine.kv_plan import KVPlan, kv_plan
+from stepgraph.engine.memory_rows import WEIGHTS, step_features
+from stepgraph.runtime import GraphConfig, Ladder
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.keys import capture_keys
+from stepgraph.runtime.memory.profile import DeviceProfile
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.platforms.base import DeviceMemory
 
@@ -52,7 +58,8 @@ def leaving(nbytes: int) -> FakeDevice:
 
 
 def settled(plan: KVPlan, during: Callable[[], None] = lambda: None) -> tuple[Any, Any]:
-    core = tiny_engine(num_blocks=plan.num_blocks(CONFIG, FLOAT, 256), memory=plan.virtual)
+    graphs = tiny_graphs("full")
+    core = tiny_engine(num_blocks=plan.num_blocks(CONFIG, FLOAT, 256, graphs), memory=plan.virtual)
     rehearse = core.run_largest_step
 
     def run_largest_step() -> None:
@@ -98,6 +105,18 @@ def test_the_cache_takes_what_is_left_after_graphs_and_eager_steps() -> None:
     assert sum(row.nbytes for row in table.rows) == table.total
 
 
+def test_graphs_that_a_lazy_engine_still_captures_find_room() -> None:
+    graphs = replace(tiny_graphs("full", Ladder.explicit([1, 2, 4, 8, 16])), lazy=True)
+    device = leaving(100 * MIB)
+    plan = plan_for(device)
+    core = tiny_engine(graphs=graphs, num_blocks=plan.num_blocks(CONFIG, FLOAT, 256, graphs), memory=plan.virtual)
+    table, pending = plan.settle(core), len(core.runner.pending)
+    assert pending >= 4 and table["graphs still to come"] == pending * MIB
+    assert table["step buffers, copied meanwhile"] == core.buffers.slab.nbytes
+    assert sum(row.nbytes for row in table.rows) == table.total and plan.budget is not None
+    assert plan.budget.spare == table["unused"]
+
+
 def test_it_takes_no_more_than_a_full_batch_can_use() -> None:
     core, table = settled(plan_for(leaving(100 * MIB)))
     assert core.kv_memory.num_blocks == core.kv_memory.max_blocks == 16 * 16 + 1 and table["unused"] > 90 * MIB
@@ -112,6 +131,24 @@ def test_a_size_that_is_asked_for_is_what_there_is(asked: dict[str, int]) -> Non
 def test_both_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match="give one of them"):
         plan_for(FakeDevice(), kv_blocks=5, kv_bytes=5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"kv_blocks": 2.5}, "kv_blocks: 2.5 is not a whole number"),
+        ({"kv_bytes": "x"}, "kv_bytes: 'x' is not"),
+        ({"kv_blocks": True}, "kv_blocks: True"),
+        ({"kv_blocks": 1}, "kv_blocks is 1; at least 2"),
+        ({"kv_blocks": -3}, "kv_blocks is -3"),
+        ({"kv_blocks": 10**30}, "no device has so much"),
+        ({"kv_bytes": 10**26}, "no device has so much"),
+    ],
+)
+def test_sizes_that_are_none(asked: dict[str, Any], says: str) -> None:
+    sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True, **asked}
+    with pytest.raises(ConfigError, match=says):
+        kv_plan(platform_for("cpu"), None, **sizes).require_fit(CONFIG, FLOAT, 256)
 
 
 def test_less_than_two_blocks_are_refused_before_anything_is_loaded() -> None:
@@ -161,12 +198,26 @@ def test_too_little_left_after_the_capture_is_refused() -> None:
         settled(plan_for(leaving(MIB), kv_blocks=200))
 
 
-def test_without_virtual_memory_the_cache_is_allocated_from_half_of_what_is_left() -> None:
-    device = leaving(2 * MIB)
-    sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True}
-    plan = KVPlan(Budget(device, 0.9), None, **sizes)  # type: ignore[arg-type]
+@pytest.mark.parametrize("profile", [None, PROFILE])
+def test_without_virtual_memory_the_cache_is_what_an_estimate_leaves(profile: DeviceProfile | None) -> None:
+    sizes = {"max_num_seqs": 16, "rows": 16, "tokens": 80, "penalties": True, "profile": profile}
+    graphs = tiny_graphs("full")
+    estimate = KVPlan(None, None, **sizes).estimate(CONFIG, FLOAT, 256, graphs)  # type: ignore[arg-type]
+    plan = KVPlan(Budget(leaving(estimate + MIB), 0.9), None, **sizes)  # type: ignore[arg-type]
     core, table = settled(plan)
     assert core.kv_memory.num_blocks == MIB // BLOCK and not core.kv_memory.resizable and table["KV cache"] == 0
+
+
+def test_the_rule_counts_buffers_graphs_and_eager_steps() -> None:
+    plan = plan_for(FakeDevice())
+    graphs, none = tiny_graphs("full"), GraphConfig()
+    eager = step_features(CONFIG, FLOAT, rows=16, tokens=80)
+    step = int(eager["logits"] + eager["activations"])
+    buffers = sum(plan._planned(CONFIG, FLOAT, 256, 16).values()) - plan._planned(CONFIG, FLOAT, 256, 16)[WEIGHTS]
+    assert plan.estimate(CONFIG, FLOAT, 256, none) == buffers + step
+    keys = capture_keys(graphs, max_requests=16, max_tokens=80)
+    more = plan.estimate(CONFIG, FLOAT, 256, graphs) - buffers - step
+    assert len(keys) * MIB < more <= len(keys) * MIB + step
 
 
 def test_a_cpu_has_no_fraction_but_a_table() -> None:

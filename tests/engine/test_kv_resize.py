@@ -9,6 +9,7 @@ from engine.tiny import CONFIG, finish, request, run_all, tiny_engine
 from runtime.fake_virtual import FakeVirtualMemory
 
 from stepgraph.engine.core import EngineCore
+from stepgraph.engine.errors import RequestError
 from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory
@@ -149,3 +150,40 @@ def test_a_rehearsal_of_the_largest_step_leaves_nothing_behind(device: torch.dev
     assert intact(core, memory) and not core.runner.stats.steps
     core.resize_kv(BLOCKS)
     assert run_all(core, requests()) == run_all(tiny_engine(device), requests())
+
+
+@pytest.mark.parametrize("nonsense", [50.0, 10.5, "9", None, True])
+def test_what_is_no_number_of_blocks_changes_nothing(nonsense: object) -> None:
+    core, memory = engine(torch.device("cpu"))
+    core.resize_kv(100)
+    with pytest.raises(ConfigError, match="is not a whole number"):
+        core.resize_kv(nonsense)  # type: ignore[arg-type]
+    assert core.kv_memory.num_blocks == 100 and core.scheduler.pool.capacity == 99 and intact(core, memory)
+    assert run_all(core, requests(5)) == run_all(tiny_engine(), requests(5))
+
+
+def test_verify_tells_even_where_the_cache_cannot_grow_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody else takes the memory meanwhile; what is left of it becomes blocks."""
+    core, memory = engine(torch.device("cpu"))
+    core.resize_kv(BLOCKS)
+    assert isinstance(memory, FakeVirtualMemory)
+    verified, block = len(core._verified()["kv_cache"]) + 1, core.kv_memory.block_bytes
+    assert verified < BLOCKS - 20
+    inner = core.runner.verify
+
+    def verify(*args: object, **kwargs: object) -> object:
+        memory.capacity = memory.used + 10 * block
+        return inner(*args, **kwargs)  # type: ignore[arg-type]
+
+    core.runner.verify = verify  # type: ignore[method-assign]
+    assert core.verify().ok
+    assert verified + 9 <= core.kv_memory.num_blocks <= verified + 11 and "has no room" in caplog.text
+    assert core.scheduler.pool.capacity == core.kv_memory.num_blocks - 1 and intact(core, memory)
+
+
+def test_a_step_that_nobody_can_ever_take_is_refused() -> None:
+    core, _ = engine(torch.device("cpu"))
+    core.resize_kv(4)
+    core.scheduler.add(request(1, [1] * 60))
+    with pytest.raises(RequestError, match="request 1 needs 4 KV blocks and the cache has 3"):
+        core.step()

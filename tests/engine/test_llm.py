@@ -206,3 +206,13 @@ def test_out_of_memory_at_every_size_names_size_and_remedy(checkpoint: Path, mon
     monkeypatch.setattr("stepgraph.runtime.platforms.tape.TapePlatform.record", no_memory)
     with pytest.raises(CaptureError, match=r"out of memory while capturing 1 request; .* KV cache less memory"):
         LLM(checkpoint, device="cpu", max_num_seqs=4)
+
+
+def test_a_cache_that_shrinks_before_the_first_piece_is_told(tmp_path, monkeypatch) -> None:
+    llm = LLM(write_checkpoint(tmp_path), device="cpu", max_num_seqs=2)
+    pieces = llm.stream([[1] * 100], SamplingParams(max_tokens=20))
+    llm.core.scheduler.pool.shrink(4)
+    with pytest.raises(RequestError, match="prompt 0 may need 8 KV blocks and the cache has 3"):
+        next(pieces)
+    assert not llm.core.scheduler.has_work
+    assert llm.generate([[1] * 10], SamplingParams(max_tokens=4))

@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from stepgraph.ops.attention import AttentionShape
-from stepgraph.ops.attention.decode_plan import DecodeConfig, SplitPlan
+from stepgraph.ops.attention import AttentionShape, get_backend
+from stepgraph.ops.attention.cuda_decode import CudaDecode
+from stepgraph.ops.attention.decode_plan import TRITON, DecodeConfig, SplitPlan
+from stepgraph.ops.attention.select import planned_workspace
 from stepgraph.runtime.errors import ConfigError
 
 SHAPE = AttentionShape(32, 8, 128)
@@ -63,3 +66,24 @@ def test_plans_that_cannot_work_are_refused() -> None:
         replace(PLAN, max_rows=0)
     with pytest.raises(ConfigError, match="min_chunk 100 is not a multiple of the block size 16"):
         replace(PLAN, config=DecodeConfig(min_chunk=100))
+
+
+@pytest.mark.parametrize(("rows", "max_len"), [(1, 64), (16, 4096), (512, 8192)])
+def test_a_workspaces_bytes_are_known_before_it_is_there(rows: int, max_len: int) -> None:
+    pytest.importorskip("triton")
+    from stepgraph.ops.attention.triton_decode import DecodeWorkspace
+
+    shape, cpu = AttentionShape(32, 8, 128, 16), torch.device("cpu")
+    made = DecodeWorkspace.allocate(plan := SplitPlan(shape, TRITON, 132, rows, max_len), cpu)
+    assert plan.workspace_bytes() == made.parts.nbytes + made.levels.nbytes + made.arrived.nbytes
+    own = CudaDecode(shape, cpu, num_sms=132, max_rows=rows, max_len=max_len, overlap=False)
+    expected = plan.workspace_bytes() + own.parts.nbytes + own.levels.nbytes + own.arrived.nbytes
+    assert planned_workspace(shape, 132, rows, max_len) == expected
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_they_are_those_of_the_default_backend() -> None:
+    shape, num_sms = AttentionShape(32, 8, 128, 16), torch.cuda.get_device_properties().multi_processor_count
+    backend = get_backend(None, "cuda", shape, max_rows=64, max_len=4096)
+    if backend.name == "cuda":
+        assert planned_workspace(shape, num_sms, 64, 4096) == sum(one.nbytes for one in backend.tensors().values())

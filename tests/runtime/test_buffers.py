@@ -395,3 +395,13 @@ def test_a_pad_value_that_the_dtype_cannot_hold(dtype: torch.dtype, value) -> No
 def test_a_pad_value_at_the_limits(dtype: torch.dtype, value) -> None:
     slot = Slot("x", dtype, "request", PaddingPolicy.FILL_SENTINEL, pad_value=value)
     assert StaticBuffers(max_requests=1, slots=[slot])["x"].tolist() == [value]
+
+
+def test_resets_are_counted_but_not_those_that_are_undone() -> None:
+    buffers = StaticBuffers(max_requests=1, slots=[Slot("x", torch.int64, "request", PaddingPolicy.ZERO)])
+    before = buffers.times_reset
+    with buffers.kept():
+        buffers.reset()
+    assert buffers.times_reset == before
+    buffers.reset()
+    assert buffers.times_reset == before + 1

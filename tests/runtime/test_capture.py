@@ -38,7 +38,7 @@ def test_largest_first_each_warmed_up(device) -> None:
 def test_progress_counts_to_the_end() -> None:
     told = []
     runner_of(lambda x: x + 1).capture(lambda *report: told.append(report))
-    assert [done for done, _, _ in told] == [0, 1, 2, 3, 4] and {total for _, total, _ in told} == {4}
+    assert [done for done, _, _ in told] == [0, 0, 1, 2, 3, 4] and {total for _, total, _ in told} == {4}
 
 
 def test_no_garbage_collection_while_recording() -> None:

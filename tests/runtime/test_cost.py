@@ -10,6 +10,7 @@ import torch
 from stepgraph.runtime import graph_break
 from stepgraph.runtime.memory.cost import CostMeter
 from stepgraph.runtime.platforms import DeviceMemory, platform_for
+from stepgraph.runtime.platforms.cuda_memory import cached_bytes
 from stepgraph.runtime.pool import GraphPool
 
 MIB = 1 << 20
@@ -106,3 +107,23 @@ def test_a_first_launch_takes_no_memory() -> None:
     recording.replay()
     platform.synchronize()
     assert platform.memory().outside - before.outside <= MIB
+
+
+def test_the_cache_is_what_lies_in_no_tensor_and_in_no_graphs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def segment(total: int, allocated: int, pool: tuple[int, int] = (0, 0), device: int = 0) -> dict[str, object]:
+        return {"device": device, "total_size": total, "allocated_size": allocated, "segment_pool_id": pool}
+
+    segments = [segment(20, 5), segment(8, 8), segment(100, 0, pool=(0, 3)), segment(7, 0, device=1)]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert cached_bytes(torch.device("cuda", 0)) == 15
+
+
+@pytest.mark.gpu
+def test_a_freed_tensor_is_in_the_cache() -> None:
+    platform = platform_for("cuda")
+    platform.give_back()
+    before = platform.cached_bytes()
+    held = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    assert abs(platform.cached_bytes() - before) <= 2 * MIB
+    del held
+    assert abs(platform.cached_bytes() - before - 64 * MIB) <= 2 * MIB

@@ -158,9 +158,9 @@ def test_a_torch_capture_is_walked() -> None:
     pytest.importorskip("cuda.bindings.driver")
     from runtime.kernels import add_one
 
-    from stepgraph.runtime.platforms.cuda import CudaPlatform
+    from stepgraph.runtime.platforms import platform_for
 
-    platform, x = CudaPlatform("cuda"), torch.zeros(1000, device="cuda")
+    platform, x = platform_for("cuda"), torch.zeros(1000, device="cuda")
 
     def step() -> None:
         with region("sum"):
@@ -188,10 +188,10 @@ def test_a_torch_capture_is_walked() -> None:
 
 @pytest.mark.gpu
 def test_without_cuda_bindings_a_graph_replays_and_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepgraph.runtime.platforms import cuda, cuda_segments
+    from stepgraph.runtime.platforms import cuda_segments, platform_for
 
     monkeypatch.setattr(cuda_segments, "load_driver", lambda: None)
-    platform, x = cuda.CudaPlatform("cuda"), torch.zeros(4, device="cuda")
+    platform, x = platform_for("cuda"), torch.zeros(4, device="cuda")
 
     def step() -> None:
         with region("add"):

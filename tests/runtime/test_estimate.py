@@ -67,6 +67,8 @@ PROFILE = DeviceProfile(
     measured_with={"torch": "2"},
     driver_before=600 * MIB,
     loaded=50 * MIB,
+    workspaces=64 * MIB,
+    num_sms=132,
     pool={"prefill": POOL, "decode": POOL},
     driver=Fit({"one": 2.0 * MIB, "nodes": 1000.0}),
     nodes={kind: Fit({"one": 10.0, "layers": 10.0}) for kind in ("prefill", "decode")},
@@ -99,6 +101,40 @@ def test_the_packages_profile_is_read_or_says_that_it_is_empty() -> None:
 def test_what_is_no_profile(content: str, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(content)
     with pytest.raises(ConfigError, match=r"profile: .*p.json cannot be read"):
+        load_profile(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("total_bytes",), -1),
+        (("total_bytes",), float("inf")),
+        (("loaded",), float("nan")),
+        (("driver_before",), True),
+        (("device",), None),
+        (("measured_with",), ["torch"]),
+        (("driver",), None),
+        (("driver", "coefficients"), [1]),
+        (("driver", "coefficients"), None),
+        (("driver", "coefficients"), {"layers": 1.0}),
+        (("driver", "miss"), "1"),
+        (("pool", "decode", "coefficients"), {"logits": -1.0}),
+        (("nodes", "prefill", "coefficients"), {"one": float("nan")}),
+    ],
+)
+def test_damaged_fields(path: tuple[str, ...], value: object, tmp_path: Path) -> None:
+    fields = place = json.loads(json.dumps(PROFILE.as_dict()))
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    (tmp_path / "p.json").write_text(json.dumps(fields))
+    with pytest.raises(ConfigError, match=r"profile: .*p.json cannot be read"):
+        load_profile(tmp_path / "p.json")
+
+
+def test_a_profile_that_is_nothing_but_brackets(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match="cannot be read"):
         load_profile(tmp_path / "p.json")
 
 

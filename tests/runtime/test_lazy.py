@@ -1,5 +1,7 @@
 """Lazy capture: serve at once, and record in gaps what the traffic asked for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runtime.sums import MAX_REQUESTS, MAX_TOKENS, SLOTS, Sums
@@ -11,6 +13,7 @@ from stepgraph.runtime import (
     DecodePhase,
     GraphConfig,
     GraphRunner,
+    InputError,
     Ladder,
     Mode,
     PrefillPhase,
@@ -93,6 +96,24 @@ def test_the_same_guards_hold() -> None:
         runner.capture_pending()
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), "x"])
+def test_seconds_are_a_number(seconds: object) -> None:
+    runner = lazy_runner(torch.device("cpu"))
+    with pytest.raises(InputError, match="no number of seconds"):
+        runner.capture_pending(seconds)  # type: ignore[arg-type]
+    assert len(runner.pending) == 5
+
+
 def test_everything_at_once_leaves_nothing_pending() -> None:
     runner = lazy_runner(torch.device("cpu"), GraphConfig(decode=CONFIG.decode))
     assert runner.pending == [] and len(runner.capture_report.graphs) == 4
+
+
+def test_the_plan_is_told_before_anything_is_captured() -> None:
+    buffers = StaticBuffers(max_requests=MAX_REQUESTS, max_tokens=MAX_TOKENS, slots=SLOTS)
+    told: list[tuple[int, int, str]] = []
+    GraphRunner(Sums("cpu"), buffers, CONFIG).capture(lambda *what: told.append(what))
+    assert told[0] == (0, 2, "graphs: 3 prefill, 4 decode; 2 of them now, 5 in gaps")
+    preset = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([1, 2]), lazy=True)
+    GraphRunner(Sums("cpu"), buffers, replace(preset, lazy=False)).capture(lambda *what: told.append(what))
+    assert preset.lazy and told[3] != told[4] and (0, 2, "graphs: 2 decode") in told

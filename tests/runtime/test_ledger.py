@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
@@ -14,13 +15,13 @@ from stepgraph.runtime.config import Backend, PrefillPhase
 from stepgraph.runtime.memory.cost import CaptureCost
 from stepgraph.runtime.memory.ledger import Captured, Row, family, make_ledger
 from stepgraph.runtime.memory.units import in_units
-from stepgraph.runtime.platforms import DeviceMemory
+from stepgraph.runtime.platforms import DeviceMemory, platform_for
 
 MIB = 1 << 20
 
 
 def cost(pool: int, driver: int, loaded: int = 0, nodes: int = 10) -> CaptureCost:
-    return CaptureCost(pool, driver, loaded, {"kernel": nodes, "memcpy": 1}, 0.1, 0.2, 0.05)
+    return CaptureCost(pool, driver, loaded, 0, {"kernel": nodes, "memcpy": 1}, 0.1, 0.2, 0.05)
 
 
 def report(costs: dict[BatchDescriptor, CaptureCost], before: DeviceMemory | None = None) -> CaptureReport:
@@ -42,18 +43,21 @@ def test_families_have_sglangs_names() -> None:
 
 
 def test_rows_and_residual_make_the_devices_figure() -> None:
-    """8 GiB of weights, a cache of 4 GiB mapped for the most part after the capture, and 7 MiB that nobody names."""
+    """8 GiB of weights, a cache of 4 GiB mapped for the most part after the capture, and 7 MiB that nobody names.
+
+    3 of these are in a tensor."""
     gib = 1 << 30
     start = DeviceMemory(total=100 * gib, free=99 * gib, reserved=0, allocated=0)
     before = DeviceMemory(100 * gib, 91 * gib - 6 * MIB, 8 * gib, 8 * gib)  # 2 MiB of the cache, 4 loaded
-    outside = start.outside + 4 * gib + (4 + 5 + 4 + 7) * MIB
-    reserved = 8 * gib + 330 * MIB
+    outside = start.outside + 4 * gib + (4 + 5 + 4 + 4) * MIB
+    reserved = 8 * gib + (320 + 7 + 3) * MIB
     now = DeviceMemory(100 * gib, 100 * gib - outside - reserved, reserved, 8 * gib)
     cache = Row("KV cache", 4 * gib, in_torch=False, later=4 * gib - 2 * MIB)
-    ledger = make_ledger([Captured(report(KEYS, before))], [Row("weights", 8 * gib), cache], now, start)
+    ledger = make_ledger(
+        [Captured(report(KEYS, before))], [Row("weights", 8 * gib), Row("torch: its cache", 7 * MIB), cache], now, start
+    )
     rows = {row.name: row.nbytes for row in ledger.rows}
     assert rows["prefill graphs: pool"] == 300 * MIB and rows["decode graphs: driver"] == 2 * MIB
-    assert rows["torch: its cache and other tensors"] == 10 * MIB
     assert rows["driver: loaded before the capture"] == 4 * MIB and rows["driver: loaded by warm-ups"] == 5 * MIB
     assert rows["driver: context, and other processes"] == gib
     assert ledger.residual == 7 * MIB and ledger.total + ledger.residual == now.total - now.free
@@ -63,7 +67,7 @@ def test_rows_and_residual_make_the_devices_figure() -> None:
 def test_without_a_start_the_capture_is_it() -> None:
     before = DeviceMemory(1000 * MIB, 900 * MIB, 60 * MIB, 60 * MIB)
     now = DeviceMemory(1000 * MIB, 900 * MIB - 329 * MIB, 380 * MIB, 60 * MIB)
-    ledger = make_ledger([Captured(report(KEYS, before))], [], now)
+    ledger = make_ledger([Captured(report(KEYS, before))], [Row("weights", 60 * MIB)], now)
     assert ledger.residual == 0
     assert {row.name: row.nbytes for row in ledger.rows}["driver: loaded before the capture"] == 0
 
@@ -86,11 +90,19 @@ def test_of_a_real_capture(device: torch.device) -> None:
         decode=DecodePhase(Backend.FULL, Ladder.explicit([1, 8]), (1, 4)),
         prefill=PrefillPhase(Backend.BREAKABLE, Ladder.explicit([8, 32])),
     )
+    platform = platform_for(device)
+    gc.collect()
+    platform.give_back()
+    before, cached = platform.memory(), platform.cached_bytes()
     runner = sums_runner(config, device)
-    platform = runner.pool.platform
-    named = [Row("static buffers", runner.buffers.slab.nbytes), Row("shared outputs", runner.output_bytes)]
+    named = [
+        Row("of others", 0 if before is None else before.reserved - cached),
+        Row("static buffers", runner.buffers.slab.nbytes),
+        Row("shared outputs", runner.output_bytes),
+        Row("torch: its cache", platform.cached_bytes()),
+    ]
     ledger = make_ledger([Captured(runner.capture_report)], named, platform.memory())
-    assert {name: family.graphs for name, family in ledger.families().items()} == {
+    assert {name: one.graphs for name, one in ledger.families().items()} == {
         "prefill": 2,
         "decode": 2,
         "target_verify": 2,

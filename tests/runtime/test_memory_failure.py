@@ -1,6 +1,8 @@
 """A size that runs out of memory: the others serve, and nothing of what it took stays."""
 
 import gc
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +59,10 @@ def test_the_others_serve_and_memory_is_as_without_it(at: int, ballast: int, dev
     report = runner.capture()
     assert list(report.dropped) == [BatchDescriptor.decode(lost)]
     assert f"out of memory while capturing {lost} request" in report.dropped[BatchDescriptor.decode(lost)]
+    if device.type == "cuda":
+        assert re.search(
+            r"give the KV cache at least [\d.,]+ [GM]iB less", report.dropped[BatchDescriptor.decode(lost)]
+        )
     assert [key.num_reqs for key in report.graphs] == [size for size in reversed(SIZES) if size != lost]
     assert abs(pool_bytes(runner) - pool_bytes(without)) <= 4 * MIB
     assert runner(x=[5]).output.tolist() == [2.0 * WIDTH]
@@ -94,6 +100,71 @@ def test_what_it_left_in_the_pool_of_others_is_given_back_by_recording_them_agai
     assert runner.pool._handle is not first and first.nbytes() == 0 and runner.pool.platform.left == {id(first): MIB}
     assert [key.num_reqs for key in report.graphs] == [16, 8, 2, 1] and len(report.dropped) == 1
     assert runner(x=[5, 6]).output.tolist() == [2.0 * WIDTH] * 2
+
+
+def test_each_dropped_size_and_the_coverage_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    runner_of(torch.device("cpu"), at=1).capture()
+    said = [record.message for record in caplog.records]
+    assert said[0].startswith("no graph of 16 requests: out of memory while capturing 16 requests;")
+    assert said[1] == "coverage: graphs run 8 of 1 to 16 requests, 0 of 1 to 16 tokens"
+    caplog.clear()
+    runner = lazily(runner_of(torch.device("cpu"), at=3))
+    runner.capture()
+    assert not caplog.records
+    runner.capture_pending()
+    said = [record.message for record in caplog.records]
+    assert said[0].startswith("no graph of 4 requests") and said[1].startswith("coverage: graphs run 16 of 1 to 16")
+
+
+def lazily(runner: GraphRunner) -> GraphRunner:
+    runner.config = replace(runner.config, lazy=True)
+    return runner
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_lazy_runners_pool_keeps_it_for_later_sizes_and_says_so(at: int) -> None:
+    """at: of the recordings; the first is that of the largest size, before the gap."""
+    runner = lazily(runner_of(torch.device("cpu")))
+    platform = Sticky(runner.buffers.platform, at, MIB)
+    runner.pool = GraphPool(platform)
+    runner.capture()
+    with runner.pool.alone():
+        handle = runner.pool.handle
+    report = runner.capture_pending()
+    lost = SIZES[-at]
+    assert runner.pool._handle is handle and platform.recorded == len(SIZES)  # nothing is recorded twice
+    assert list(report.dropped) == [BatchDescriptor.decode(lost)]
+    assert "1.0 MiB stay in the pool" in report.dropped[BatchDescriptor.decode(lost)]
+    assert len(runner.capture_report.graphs) == 4 and not runner.pending
+    runner.recapture()
+    runner.capture_pending()
+    assert len(runner.capture_report.graphs) == 5 and platform.left == {id(handle): MIB}
+
+
+def test_so_does_the_pool_of_two_runners() -> None:
+    first, second = (runner_of(torch.device("cpu")) for _ in range(2))
+    platform = Sticky(first.buffers.platform, 5 + 3, MIB)
+    first.pool = second.pool = GraphPool(platform)
+    first.capture()
+    with first.pool.alone():
+        handle = first.pool.handle
+    report = second.capture()
+    assert first.pool._handle is handle and platform.recorded == 2 * 5
+    assert "1.0 MiB stay in the pool" in report.dropped[BatchDescriptor.decode(4)]
+    assert [runner(x=[5]).output.tolist() for runner in (first, second)] == [[2.0 * WIDTH]] * 2
+
+
+def test_what_is_recorded_again_in_a_gap_keeps_to_its_seconds() -> None:
+    """The largest size failed before the gap, so the pool is the gap's own. What it does not get to is pending."""
+    runner = lazily(runner_of(torch.device("cpu"), at=1))
+    runner.capture()
+    platform = Sticky(runner.buffers.platform, 2, MIB)
+    runner.pool.platform = platform
+    clock = iter([0.0] * 5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepgraph.runtime.capture.time.perf_counter", lambda: next(clock, 99.0))
+        report = runner.capture_pending(seconds=1)
+    assert len(report.graphs) + len(report.dropped) + len(runner.pending) == 4 and runner.pending
 
 
 def test_ten_rounds_of_release_and_recapture(device: torch.device) -> None:
@@ -159,6 +230,56 @@ class TestRemedy:
     )
     def test_what_was_asked_for(self, text: str, nbytes: int | None) -> None:
         assert asked_for(torch.OutOfMemoryError(text)) == nbytes
+
+
+def test_a_refused_recapture_keeps_the_graphs() -> None:
+    inner, outer = (runner_of(torch.device("cpu")) for _ in range(2))
+    inner.capture()
+    plain = outer._step
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(CaptureError, match="while a step runs"):
+            inner.recapture()
+        return plain(x)
+
+    outer._step = step
+    outer(x=[5])
+    assert len(inner.capture_report.graphs) == 5 and inner(x=[5]).mode is Mode.FULL
+
+
+@pytest.mark.parametrize(
+    ("sizes", "calls", "error"),
+    [
+        (SIZES, 4, KeyboardInterrupt()),  # at the second recording
+        ((16,), 3, KeyboardInterrupt()),  # in the probe behind the recording, of a single request
+        ((16,), 3, torch.OutOfMemoryError("no")),
+    ],
+)
+def test_an_aborted_capture_keeps_nothing(sizes: tuple[int, ...], calls: int, error: BaseException) -> None:
+    runner, count, pools = runner_of(torch.device("cpu"), sizes), 0, []
+    plain, record = runner._step, runner.pool.platform.record
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        if count == calls:
+            raise error
+        return plain(x)
+
+    def recording(step: Any, pool: Any) -> Any:
+        pools.append(pool)
+        return record(step, pool)
+
+    runner._step, runner.pool.platform.record = step, recording
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            runner.capture()
+    else:
+        with pytest.raises(CaptureError, match="out of memory in an eager step of 1 request, which tells"):
+            runner.capture()
+    assert not runner.pool.holds_graphs and runner.output_bytes == 0 and not runner.capture_report.graphs
+    assert pools and {pool.nbytes() for pool in pools} == {0}
+    assert len(runner.capture().graphs) == len(sizes)
 
 
 def test_nothing_captured_says_why() -> None:

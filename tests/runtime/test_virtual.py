@@ -26,6 +26,7 @@ def test_it_maps_no_more_than_asked_and_zeroes_what_is_new() -> None:
     made.tensor()[:PAGE] = 7
     made.grow(9 * PAGE + 1)
     assert made.mapped == memory.used == 10 * PAGE
+    assert memory.calls[-1] == "synchronize"  # whose stream wrote the zeros is not whose step reads them
     assert made.tensor()[:PAGE].eq(7).all() and made.tensor()[PAGE : 10 * PAGE].eq(0).all()
     assert made.tensor()[10 * PAGE :].eq(UNMAPPED).all() and len(made.tensor()) == 64 * PAGE
 

@@ -99,6 +99,9 @@ def run_command(
     kv_bytes: Annotated[
         int | None, typer.Option(help="Bytes of the KV cache. Default: what is left of the memory fraction.")
     ] = None,
+    lazy: Annotated[
+        bool, typer.Option("--lazy", help="Serve once the largest graphs are there; capture the others in gaps.")
+    ] = False,
     chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
 ) -> None:
@@ -130,6 +133,7 @@ def run_command(
                 max_num_seqs=max_num_seqs,
                 memory_fraction=memory_fraction,
                 kv_bytes=kv_bytes,
+                lazy=lazy,
                 chat=chat,
                 as_json=as_json,
             )

@@ -101,13 +101,12 @@ def print_run(report: Mapping[str, Any]) -> None:
             table.add_row("break", escape(f"{cost['name']}: {cost['calls']} calls between graphs, {each}"))
     table.add_row("load", f"{seconds['load']:.2f} s ({report['model']}, {report['dtype']} on {report['device']})")
     captured = {"requests": report["captured_sizes"], "tokens": report["captured_tokens"]}
-    sizes = [f"{', '.join(map(str, some))} {_unit(unit, some[-1])}" for unit, some in captured.items() if some]
+    sizes = [f"{', '.join(map(str, some))} {_unit(kind, some[-1])}" for kind, some in captured.items() if some]
     table.add_row("capture", f"{seconds['capture']:.2f} s ({'; '.join(sizes) or 'no graphs'})")
     table.add_row("memory", _memory(report["memory"]))
-    for unit, coverage in (("requests", report["coverage"]), ("tokens", report["coverage_mixed"])):
-        if captured[unit]:
-            sizes_asked = f"1 to {len(coverage)}" if len(coverage) > 1 else "1"
-            table.add_row("coverage", f"{sizes_asked} {_unit(unit, len(coverage))}: {_covered(coverage)}")
+    for kind, coverage in (("requests", report["coverage"]), ("tokens", report["coverage_mixed"])):
+        if captured[kind]:
+            table.add_row("coverage", covered(kind, coverage))
     for change in report["changes"]:
         table.add_row(
             "changed", escape(f"{change['where']}: {change['before']} → {change['after']}, {change['reason']}")
@@ -136,9 +135,15 @@ def _unit(plural: str, most: int) -> str:
     return plural.removesuffix("s") if most == 1 else plural
 
 
-def _covered(coverage: Sequence[int | None]) -> str:
+def covered(kind: str, coverage: Sequence[int | None]) -> str:
+    """`1 to 16 requests: all have graphs`. kind: what the batches count."""
     eager = sum(rung is None for rung in coverage)
-    return f"{eager} of {len(coverage)} run eagerly" if eager else "all have graphs"
+    sizes = f"1 to {len(coverage)}" if len(coverage) > 1 else "1"
+    return f"{sizes} {_unit(kind, len(coverage))}: " + _how_many(eager, len(coverage))
+
+
+def _how_many(eager: int, of: int) -> str:
+    return f"{eager} of {of} run eagerly" if eager else "all have graphs"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

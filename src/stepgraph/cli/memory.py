@@ -38,16 +38,20 @@ def memory(options: MemoryOptions) -> None:
     from stepgraph.cli.console import ProgressBar
     from stepgraph.cli.memory_view import draw_ledger, print_ledger
     from stepgraph.cli.run import LONGEST_RULE
+    from stepgraph.cli.run_report import padded
     from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
     from stepgraph.engine.memory_rows import engine_rows
     from stepgraph.measure.picture import require_picture
     from stepgraph.runtime import Ladder
     from stepgraph.runtime.memory.ledger import Captured, make_ledger
+    from stepgraph.runtime.memory.profile import load_profile
     from stepgraph.runtime.platforms import platform_for
 
     if options.picture is not None:
         require_picture(options.picture)  # before the model, which takes a while
+    if options.profile is not None:
+        load_profile(options.profile)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     platform = platform_for(device)
     start = platform.memory()
@@ -71,6 +75,10 @@ def memory(options: MemoryOptions) -> None:
         "device_name": torch.cuda.get_device_name(platform.device) if device != "cpu" else "cpu (tape)",
         "seconds": captured.report.seconds,
         **ledger.as_dict(),
+        "coverage": {
+            "requests": padded(llm.core.runner.coverage()),
+            "tokens": padded(llm.core.runner.coverage_mixed()),
+        },
         "estimates": estimates(ledger, llm, options.profile),
     }
     if options.picture is not None:

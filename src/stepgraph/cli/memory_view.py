@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from stepgraph.cli.console import covered
 from stepgraph.measure.picture import new_picture, save_picture
 from stepgraph.runtime.memory.units import in_units
 
@@ -45,6 +46,8 @@ def print_ledger(report: Mapping[str, Any]) -> None:
     console.print(graphs)
     for key, why in report["dropped"].items():
         console.print(escape(f"dropped {key}: {why}"))
+    for kind, coverage in report["coverage"].items():
+        console.print(f"coverage of {covered(kind, coverage)}")
     estimates = _table("estimate of pool and driver", "predicted", "observed", "miss")
     for one in report["estimates"]:
         predicted, observed = one["bytes"], one["observed_bytes"]

@@ -29,15 +29,20 @@ class PlanOptions:
 
 
 def plan(options: PlanOptions) -> None:
-    """Predict and print. Raises StepgraphError where the model, the profile or an option cannot work."""
+    """Predict and print.
+
+    Raises StepgraphError where the model, the profile or an option cannot work, or nothing is left for the KV cache.
+    """
     import torch
 
     from stepgraph.cli.memory_view import print_plan
+    from stepgraph.engine.config import model_len
     from stepgraph.engine.graphs import graph_config
     from stepgraph.engine.memory_plan import plan_memory
     from stepgraph.engine.scheduler import most_tokens
     from stepgraph.runtime import ConfigError, Ladder
     from stepgraph.runtime.memory.profile import load_profile
+    from stepgraph.runtime.memory.units import in_units
 
     if not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory fraction: {options.memory_fraction} is not above 0 and at most 1")
@@ -58,7 +63,7 @@ def plan(options: PlanOptions) -> None:
         graphs,
         profile,
         max_num_seqs=rows,
-        max_model_len=options.max_model_len or config.max_position_embeddings,
+        max_model_len=model_len(config, options.max_model_len),
         chunk_tokens=options.chunk_tokens,
         memory_fraction=options.memory_fraction,
     )
@@ -67,6 +72,12 @@ def plan(options: PlanOptions) -> None:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
         print_plan(report)
+    if found.kv_blocks < 2:
+        short = found.taken + 2 * found.block_bytes - found.budget
+        raise ConfigError(
+            f"memory: {in_units(short)} too little for a KV cache of two blocks; raise the memory fraction by "
+            f"{short / profile.total_bytes:.3f}, or lower max_num_seqs, chunk_tokens or the ladder's largest size"
+        )
 
 
 def model_config(model: str) -> ModelConfig:

@@ -58,6 +58,7 @@ class RunOptions:
     max_num_seqs: int | None = None
     memory_fraction: float | None = None
     kv_bytes: int | None = None
+    lazy: bool = False
     chat: bool = True
     as_json: bool = False
 
@@ -140,6 +141,7 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             max_num_seqs=rows,
             memory_fraction=options.memory_fraction,
             kv_bytes=options.kv_bytes,
+            lazy=options.lazy,
             attention=options.attention,
             operations=options.operations,
             lora=lora,

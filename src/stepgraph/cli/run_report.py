@@ -48,8 +48,8 @@ def make_report(
         "changes": [asdict(change) for change in llm.resolution.changes],
         "captured_sizes": sorted(key.num_reqs for key in capture.graphs if key.num_reqs is not None),
         "captured_tokens": sorted(key.num_tokens for key in capture.graphs if key.num_reqs is None),
-        "coverage": _padded(runner.coverage()),
-        "coverage_mixed": _padded(runner.coverage_mixed()),
+        "coverage": padded(runner.coverage()),
+        "coverage_mixed": padded(runner.coverage_mixed()),
         "dropped_sizes": {describe(key): reason for key, reason in capture.dropped.items()},
         "sampling": options.sampling(),
         "results": [_result(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)],
@@ -70,7 +70,7 @@ def make_report(
     }
 
 
-def _padded(coverage: list[Decision]) -> list[int | None]:
+def padded(coverage: list[Decision]) -> list[int | None]:
     return [None if route.mode == "EAGER" else route.padded for route in coverage]
 
 

@@ -74,6 +74,7 @@ class Budget:
         self._device, self.fraction = device, fraction
         self.name, self.total = str(device.device), self._memory().total
         self._rows: list[MemoryRow] = []
+        self._held: list[MemoryRow] = []
         self._free = self.total
         self.take("driver, torch, other processes")
 
@@ -89,8 +90,8 @@ class Budget:
 
     @property
     def spare(self) -> int:
-        """Bytes of the fraction that nobody has, less the margin. Negative where there are too few."""
-        return self.allowed - self.taken - MARGIN
+        """Bytes of the fraction that nobody has or is to have, less the margin. Negative where there are too few."""
+        return self.allowed - self.taken - self._held_bytes - MARGIN
 
     def take(self, name: str, *, with_cached: bool = False) -> None:
         """Add a row: what is free now less than at the last one.
@@ -103,15 +104,23 @@ class Budget:
         self._rows.append(MemoryRow(name, self._free - free))
         self._free = free
 
+    def hold(self, name: str, nbytes: int) -> None:
+        """Keep bytes free for what will be taken later."""
+        self._held.append(MemoryRow(name, nbytes))
+
     def table(self) -> MemoryTable:
-        """The rows, and what is left: the margin, what is beyond the fraction, and the rest."""
+        """The rows, and what is left: what is held free, the margin, what is beyond the fraction, and the rest."""
         outside = self.total - self.allowed
         left = (
             MemoryRow("margin", MARGIN),
             MemoryRow("beyond memory_fraction", outside),
-            MemoryRow("unused", self._free - MARGIN - outside),
+            MemoryRow("unused", self._free - self._held_bytes - MARGIN - outside),
         )
-        return MemoryTable((*self._rows, *left), self.total, self.fraction)
+        return MemoryTable((*self._rows, *self._held, *left), self.total, self.fraction)
+
+    @property
+    def _held_bytes(self) -> int:
+        return sum(row.nbytes for row in self._held)
 
     def _memory(self) -> DeviceMemory:
         memory = self._device.memory()

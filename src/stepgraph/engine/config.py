@@ -8,6 +8,7 @@ from typing import Any, Literal
 from stepgraph.engine.errors import ModelError
 from stepgraph.engine.fields import flag, integer, positive, read_json, token_ids
 from stepgraph.engine.rope import read_rope
+from stepgraph.runtime.errors import ConfigError
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # Hugging Face's "layer_types"
 _MOST_LAYERS = 4096  # far above any model; a damaged count must not be looped over
@@ -185,3 +186,16 @@ def _window(fields: Mapping[str, Any], family: Family, num_layers: int, max_posi
             "a window is supported in all layers or in none"
         )
     return None
+
+
+def model_len(config: ModelConfig, asked: int | None) -> int:
+    """The longest sequence in tokens; by default the model's own limit.
+
+    Raises:
+        ConfigError: a length that the model does not allow.
+    """
+    if asked is None:
+        return config.max_position_embeddings
+    if not 2 <= asked <= config.max_position_embeddings:
+        raise ConfigError(f"max_model_len is {asked}; this model allows 2 to {config.max_position_embeddings}")
+    return asked

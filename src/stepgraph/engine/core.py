@@ -28,6 +28,7 @@ from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError, ReplayError
+from stepgraph.runtime.memory.cost import Left
 from stepgraph.runtime.platforms.virtual import VirtualMemory
 from stepgraph.runtime.resolve import AttentionGroup, Severity, resolve
 from stepgraph.runtime.runner import GraphRunner
@@ -109,7 +110,10 @@ class EngineCore:
         if lora is not None:
             self.runner.watch(lora.tensors, "adapters")
         self._num_loras = 0  # of the batch that is staged
+        self.kv_bytes_at_capture = 0
+        self.eager_left = Left()  # by `run_largest_step`
         self._rows_staged = 0  # of a step without prefill
+        self._times_reset = self.buffers.times_reset
         self._in_doubt = False  # a step failed: what the device holds of the rows is anybody's guess
 
     @property
@@ -132,6 +136,7 @@ class EngineCore:
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
+        self.kv_bytes_at_capture = self.kv_memory.nbytes
         return self.runner.capture(progress)
 
     @torch.inference_mode()
@@ -142,8 +147,12 @@ class EngineCore:
     @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Run the largest step eagerly, on padded rows: torch then holds what a step may need. Not while serving."""
+        platform = self.runner.pool.platform
+        before = platform.memory()
         adapters = 0 if self.lora is None else self.lora.config.slots
         self.runner.rehearse(BatchDescriptor.mixed(self.buffers.max_tokens, self.buffers.max_requests, adapters))
+        platform.synchronize()
+        self.eager_left += Left.between(before, platform.memory())
 
     @torch.inference_mode()
     def verify(self, *, seed: int = 0) -> VerifyReport:
@@ -178,12 +187,16 @@ class EngineCore:
     def step(self) -> list[tuple[Request, int]]:
         """One token for every decoding request, and for every request whose prefill this step completes.
 
+        Without work it is a gap, in which one of the graphs that lazy capture has left is recorded.
+
         Rows 0 to n - 1 decode; the requests that prefill have the rows from n on, where those that complete stay.
         """
         grown = self.scheduler.grow()
         chunks = self.scheduler.plan_prefill()
         rows = list(self.scheduler.rows)
         if not rows and not chunks:
+            self.scheduler.refuse_if_stuck()
+            self.capture_pending(seconds=0)
             return []
         inputs = self._stage(rows, grown, chunks)
         tokens = self._run(rows, chunks, inputs)
@@ -213,7 +226,18 @@ class EngineCore:
             yield
         finally:
             self.runner.pool.platform.give_back()
-            self.resize_kv(before)
+            self._grow_kv(before)
+
+    def _grow_kv(self, num_blocks: int) -> None:
+        """As far towards `num_blocks` as the device has room."""
+        more = num_blocks - self.kv_memory.num_blocks
+        while more > 0 and self.kv_memory.num_blocks < num_blocks:
+            try:
+                self.resize_kv(min(self.kv_memory.num_blocks + more, num_blocks))
+            except ConfigError:
+                more //= 2
+        if self.kv_memory.num_blocks < num_blocks:
+            _log.warning("KV cache: %d blocks of %d; the device has no room", self.kv_memory.num_blocks, num_blocks)
 
     def _verified(self) -> dict[str, torch.Tensor]:
         """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""
@@ -237,8 +261,8 @@ class EngineCore:
         for row, index, block in grown:
             self.buffers["block_tables"][row, index] = block
         dirty = self.scheduler.take_dirty_rows()
-        if self._in_doubt:
-            dirty = list(range(len(rows)))
+        if self._in_doubt or self._times_reset != self.buffers.times_reset:
+            dirty, self._rows_staged, self._times_reset = list(range(len(rows))), 0, self.buffers.times_reset
         self._in_doubt = True  # until the tokens are here
         moved = {row: (rows[row], rows[row].num_tokens) for row in dirty}
         moved.update((row, (chunk.request, chunk.stop)) for row, chunk in enumerate(chunks, start=len(rows)))

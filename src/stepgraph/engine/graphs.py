@@ -25,6 +25,7 @@ def graph_config(
     max_num_seqs: int,
     step_tokens: int,
     device: torch.device | str,
+    lazy: bool = False,
 ) -> GraphConfig:
     """The engine's graph configuration, before the attention backend had its say.
 
@@ -32,7 +33,8 @@ def graph_config(
     step_tokens: most tokens of a step, where the ladder of prefill ends. On a GPU it is SGLang's.
 
     Raises:
-        ConfigError: an unknown choice, no rows, a ladder that has no room for the batch, or two ladders.
+        ConfigError: an unknown choice, no rows, a ladder that has no room for the batch, two ladders, or
+            `lazy` beside a GraphConfig.
     """
     if not 1 <= max_num_seqs <= LARGEST:
         raise ConfigError(
@@ -43,6 +45,8 @@ def graph_config(
     if isinstance(graphs, GraphConfig):
         if ladder is not None:
             raise ConfigError("ladder: graphs is a GraphConfig, which has ladders of its own; give only one of them")
+        if lazy:
+            raise ConfigError("lazy: graphs is a GraphConfig, which says so itself: GraphConfig(lazy=True)")
         return graphs
     if graphs not in get_args(Graphs):
         raise ConfigError(f"graphs: {graphs!r} is not one of {', '.join(get_args(Graphs))}")
@@ -58,7 +62,7 @@ def graph_config(
             f"add a size of at least {max_num_seqs} or lower max_num_seqs"
         )
     prefill = _prefill_ladder(step_tokens, torch.device(device))
-    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill)
+    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill, lazy=lazy)
 
 
 def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:

@@ -10,6 +10,12 @@ from stepgraph.runtime.errors import ConfigError
 BLOCK_SIZE = 16  # tokens
 
 
+def require_whole(what: str, value: object) -> None:
+    """Raises ConfigError: something else than a whole number."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{what}: {value!r} is not a whole number")
+
+
 def blocks_for(tokens: int) -> int:
     """Blocks that hold `tokens` tokens."""
     return -(-tokens // BLOCK_SIZE)

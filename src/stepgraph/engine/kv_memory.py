@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from stepgraph.engine.config import ModelConfig
-from stepgraph.engine.kv_blocks import allocate_cache, block_bytes, blocks_for, cache_shape
+from stepgraph.engine.kv_blocks import allocate_cache, block_bytes, blocks_for, cache_shape, require_whole
 from stepgraph.engine.scheduler import Scheduler
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.virtual import VirtualMemory, VirtualRange
@@ -75,8 +75,9 @@ class KVMemory:
         """Refuse what `resize` would refuse whatever the device has room for.
 
         Raises:
-            ConfigError: as there.
+            ConfigError: as there, or no whole number.
         """
+        require_whole("KV cache: blocks", num_blocks)
         if not 2 <= num_blocks <= self.max_blocks:
             raise ConfigError(f"KV cache: {num_blocks} blocks; there can be 2 to {self.max_blocks}")
         if self._range is None and num_blocks != self.num_blocks:

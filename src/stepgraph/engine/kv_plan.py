@@ -12,10 +12,15 @@ import torch
 from stepgraph.engine.budget import FRACTION, MARGIN, Budget, MemoryRow, MemoryTable
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.core import EngineCore
-from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes, blocks_for, require_whole
 from stepgraph.engine.lora import LoraConfig
-from stepgraph.engine.memory_rows import engine_rows, planned_rows
+from stepgraph.engine.memory_plan import predict_eager, predict_graphs
+from stepgraph.engine.memory_rows import WEIGHTS, engine_rows, planned_rows
+from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.keys import capture_keys
+from stepgraph.runtime.memory.estimate import LEAST_MARGINAL
+from stepgraph.runtime.memory.profile import DeviceProfile, load_profile
 from stepgraph.runtime.memory.units import in_units
 from stepgraph.runtime.platforms import Platform
 from stepgraph.runtime.platforms.cuda_virtual import cuda_virtual_memory, why_no_virtual_memory
@@ -25,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 _CACHE = "KV cache"
 _CPU_KV_BYTES = 1 << 30
-_GUESSED_FRACTION = 0.5  # of what is spare, where a cache must be allocated before the graphs are captured
+_MOST_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,11 @@ class KVPlan:
     virtual: the device's virtual memory; None: the cache is allocated at once, before the capture.
     max_num_seqs, rows, tokens: requests that decode at once, and what the step's buffers have room for.
     lora: the adapters that there is to be room for.
+    profile: of the device, for the estimate that a cache without virtual memory needs; None: by rule.
     kv_blocks, kv_bytes: the cache's size, of which one may be given; by default whatever is left.
 
     Raises:
-        ConfigError: both sizes.
+        ConfigError: both sizes, or one that is no whole number.
     """
 
     budget: Budget | None
@@ -49,12 +55,16 @@ class KVPlan:
     tokens: int
     penalties: bool
     lora: LoraConfig | None = None
+    profile: DeviceProfile | None = None
     kv_blocks: int | None = None
     kv_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.kv_blocks is not None and self.kv_bytes is not None:
             raise ConfigError("kv_blocks and kv_bytes both say how large the KV cache is; give one of them")
+        for name in ("kv_blocks", "kv_bytes"):
+            if (given := getattr(self, name)) is not None:
+                require_whole(name, given)
 
     def require_fit(self, config: ModelConfig, dtype: torch.dtype, max_len: int) -> None:
         """Refuse what cannot fit, from shapes alone. To be called before the weights are loaded.
@@ -65,6 +75,11 @@ class KVPlan:
         block = block_bytes(config, dtype)
         if self.kv_bytes is not None and self.kv_bytes < 2 * block:
             raise ConfigError(f"kv_bytes is {self.kv_bytes}; two KV blocks, the least, take {2 * block}")
+        if self.kv_blocks is not None and self.kv_blocks < 2:
+            raise ConfigError(f"kv_blocks is {self.kv_blocks}; at least 2 are needed, since block 0 is reserved")
+        if (self._exact(block) or 0) * block > _MOST_BYTES:
+            asked = "kv_blocks" if self.kv_bytes is None else "kv_bytes"
+            raise ConfigError(f"{asked} is {getattr(self, asked)}; no device has so much memory")
         if self.budget is None:
             return
         needs = self._planned(config, dtype, max_len, self.rows)
@@ -76,8 +91,11 @@ class KVPlan:
         if self.budget is not None:
             self.budget.take(name)
 
-    def num_blocks(self, config: ModelConfig, dtype: torch.dtype, max_len: int) -> int:
-        """KV blocks that the engine is made with: with virtual memory the most there may be, without it all."""
+    def num_blocks(self, config: ModelConfig, dtype: torch.dtype, max_len: int, graphs: GraphConfig) -> int:
+        """KV blocks that the engine is made with: with virtual memory the most there may be, without it all.
+
+        To be called once the weights and attention's workspaces are there; what follows is estimated where it must be.
+        """
         block = block_bytes(config, dtype)
         exact = self._exact(block)
         if exact is not None:
@@ -87,8 +105,16 @@ class KVPlan:
         elif self.virtual is not None:
             room = self.budget.total
         else:
-            room = int(self.budget.spare * _GUESSED_FRACTION)
+            room = self.budget.spare - self.estimate(config, dtype, max_len, graphs)
         return max(min(self._useful(max_len), room // block), 2)
+
+    def estimate(self, config: ModelConfig, dtype: torch.dtype, max_len: int, graphs: GraphConfig) -> int:
+        """Bytes that the step's buffers, graphs and eager steps will take."""
+        buffers = self._planned(config, dtype, max_len, self.rows)
+        keys = capture_keys(graphs, max_requests=self.rows, max_tokens=self.tokens)
+        eager = predict_eager(config, dtype, max_requests=self.rows, max_tokens=self.tokens, profile=self.profile)
+        taken = sum(nbytes for name, nbytes in buffers.items() if name != WEIGHTS)
+        return taken + sum(predict_graphs(config, dtype, keys, self.rows, self.profile)) + eager
 
     def settle(self, core: EngineCore) -> MemoryTable:
         """Once the graphs are captured: measure what eager steps take, and give the cache what is left.
@@ -102,6 +128,10 @@ class KVPlan:
         budget.take("graphs")
         core.run_largest_step()
         budget.take("eager steps, at most", with_cached=True)
+        pending = len(core.runner.pending)
+        if pending:
+            budget.hold("graphs still to come", pending * LEAST_MARGINAL)
+            budget.hold("step buffers, copied meanwhile", core.buffers.slab.nbytes)
         if kv.resizable:
             least = self._least_blocks(kv.block_bytes, core.max_model_len) * kv.block_bytes
             row_bytes = self._row_bytes(core.model.config, core.model.dtype, core.max_model_len)
@@ -165,7 +195,7 @@ class KVPlan:
         raise ConfigError(
             f"memory: {in_units(short)} too little on {budget.name}: needed are {listed} and a margin of "
             f"{in_units(MARGIN)}, and of memory_fraction {budget.fraction:g} of {in_units(total)} are left "
-            f"{in_units(budget.allowed - budget.taken)}. One of: {'; '.join(remedies)}"
+            f"{in_units(budget.spare + MARGIN)}. One of: {'; '.join(remedies)}"
         )
 
 
@@ -182,6 +212,17 @@ def kv_plan(platform: Platform, fraction: float | None, **wanted: Any) -> KVPlan
         return KVPlan(None, None, **wanted)
     reason = why_no_virtual_memory(device)
     if reason is not None:
-        _log.warning("KV cache: allocated before the capture, from half of what is left then, since %s", reason)
+        wanted["profile"] = _profile_of(device)
+        by = "a rule" if wanted["profile"] is None else "the device's profile"
+        _log.warning("KV cache: allocated before the capture, of what %s leaves for it, since %s", by, reason)
     virtual = cuda_virtual_memory(device) if reason is None else None
     return KVPlan(Budget(platform, FRACTION if fraction is None else fraction), virtual, **wanted)
+
+
+def _profile_of(device: torch.device) -> DeviceProfile | None:
+    """The package's profile, where it is of this device and measured."""
+    try:
+        profile = load_profile()
+    except ConfigError:
+        return None
+    return profile if profile.device == torch.cuda.get_device_name(device) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from stepgraph.engine.budget import MemoryTable
 from stepgraph.engine.checkpoint import load_checkpoint
-from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.config import ModelConfig, model_len
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
@@ -32,12 +33,14 @@ from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.capture import CaptureReport, Progress
 from stepgraph.runtime.config import GraphConfig
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.errors import ConfigError, StepgraphError
 from stepgraph.runtime.ladder import Ladder
 from stepgraph.runtime.platforms import platform_for
 from stepgraph.runtime.resolve import Resolution
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify import VerifyReport
+
+_log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams]
@@ -76,6 +79,8 @@ class LLM:
     lora: room for LoRA adapters, which requests name; by default there is none. Its cases are the graphs' too, unless a
         GraphConfig has its own.
     strict: refuse graphs that would have to be changed.
+    lazy: serve once the largest graph of each kind is there, and record one more whenever nothing is left to do, what
+        most steps wanted first.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
 
@@ -103,6 +108,7 @@ class LLM:
         sampler: str = "fused",
         lora: LoraConfig | None = None,
         strict: bool = False,
+        lazy: bool = False,
         progress: Progress | None = None,
     ) -> None:
         platform = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -112,7 +118,7 @@ class LLM:
         if chunk_tokens is None:
             chunk_tokens = _GPU_CHUNK if target.type == "cuda" else _CPU_CHUNK
         tokens = most_tokens(chunk_tokens, max_num_seqs)
-        config = graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target)
+        config = graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target, lazy=lazy)
         config = with_cases(config, lora)
         operations = choose_operations(operations, target)  # before the weights, which take a while
         choose_token = get_sampler(sampler)
@@ -131,11 +137,11 @@ class LLM:
         )
 
         def check(model_config: ModelConfig, weights_dtype: torch.dtype) -> None:
-            plan.require_fit(model_config, weights_dtype, _model_len(model_config, max_model_len))
+            plan.require_fit(model_config, weights_dtype, model_len(model_config, max_model_len))
 
         checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, check=check, progress=progress)
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
-        max_len = _model_len(self.config, max_model_len)
+        max_len = model_len(self.config, max_model_len)
         decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
         plan.took("weights")
         slots = None
@@ -151,7 +157,7 @@ class LLM:
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_len,
-            num_blocks=plan.num_blocks(self.config, decoder.dtype, max_len),
+            num_blocks=plan.num_blocks(self.config, decoder.dtype, max_len, config),
             memory=plan.virtual,
             chunk_tokens=chunk_tokens,
             sampler=choose_token,
@@ -160,10 +166,15 @@ class LLM:
             strict=strict,
         )
         plan.took("step buffers")
-        self.capture_report: CaptureReport = self.core.capture(progress)
+        self.core.capture(progress)
         self.memory: MemoryTable = plan.settle(self.core)
         self._next_id = 0
         self._running: dict[int, TrackedRequest] = {}
+
+    @property
+    def capture_report(self) -> CaptureReport:
+        """What was captured, dropped and left for later so far."""
+        return self.core.runner.capture_report
 
     @property
     def stats(self) -> Stats:
@@ -176,17 +187,15 @@ class LLM:
         return self.core.resolution
 
     def capture_pending(self, seconds: float | None = None) -> CaptureReport:
-        """Of lazy graphs (`GraphConfig(lazy=True)`): record some of those that are left, what most steps wanted first.
+        """Of lazy graphs: record some of those that are left, what most steps wanted first.
 
-        For gaps in the traffic: between two calls, or between two pieces of a stream. seconds: none is begun after so
-        many. Returns what was recorded now; `capture_report` has all.
+        For longer gaps than those that are used anyway: between two calls, or between two pieces of a stream. seconds:
+        none is begun after so many. Returns what was recorded now; `capture_report` has all.
 
         Raises:
             ReplayError: weights or the cache have moved.
         """
-        report = self.core.capture_pending(seconds)
-        self.capture_report = self.core.runner.capture_report
-        return report
+        return self.core.capture_pending(seconds)
 
     def verify(self, *, seed: int = 0) -> VerifyReport:
         """Replay every graph against eager on random batches, and find the first operator that differs.
@@ -262,7 +271,11 @@ class LLM:
         *,
         adapter: Adapters = None,
     ) -> Iterator[TextDelta]:
-        """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished."""
+        """As `generate`, but yields the text as it arrives. Leaving the loop early cancels what is unfinished.
+
+        Raises:
+            RequestError: as `generate`; at the first piece, if the cache has shrunk since the call.
+        """
         tracked = self._track_all(prompts, sampling_params, adapter)
         return self._drive(tracked)
 
@@ -334,12 +347,7 @@ class LLM:
         if params.penalises and not self.core.penalties:
             raise RequestError(f"prompt {index} asks for a penalty, and penalties are off; use LLM(penalties=True)")
         max_tokens = min(params.max_tokens, max_len - len(ids))
-        needed, capacity = blocks_for(len(ids) + max_tokens), self.core.scheduler.pool.capacity
-        if needed > capacity:
-            raise RequestError(
-                f"prompt {index} may need {needed} KV blocks and the cache has {capacity}; "
-                f"lower max_tokens or give the cache more blocks"
-            )
+        self._require_room(index, len(ids) + max_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         request = Request(self._next_id, ids, params, seed, max_tokens, adapter)
         self._next_id += 1
@@ -352,8 +360,18 @@ class LLM:
         if name is not None:
             require_slots(self.core).slot(name)
 
+    def _require_room(self, index: int, tokens: int) -> None:
+        needed, capacity = blocks_for(tokens), self.core.scheduler.pool.capacity
+        if needed > capacity:
+            raise RequestError(
+                f"prompt {index} may need {needed} KV blocks and the cache has {capacity}; "
+                f"lower max_tokens or give the cache more blocks"
+            )
+
     def _drive(self, tracked: list[TrackedRequest]) -> Iterator[TextDelta]:
         """Queue these requests and step the engine until they are done. Others that are queued advance along."""
+        for one in tracked:  # the cache may have shrunk since they were tracked
+            self._require_room(one.index, len(one.request.prompt) + one.request.max_tokens)
         for one in tracked:
             self._require_adapter(
                 one.request.adapter
@@ -367,11 +385,20 @@ class LLM:
                     while one.deltas:
                         yield one.deltas.popleft()
                 if all(one.finished for one in tracked):
+                    self._use_gap()
                     return
                 self._step()
         finally:
             for one in tracked:
                 self.abort(one.request.id)
+
+    def _use_gap(self) -> None:
+        if self.core.scheduler.has_work:
+            return
+        try:
+            self.core.step()
+        except StepgraphError as error:  # of no request
+            _log.warning("lazy graphs: none could be recorded: %s", error)
 
     def _step(self) -> None:
         """One engine step. Its tokens are taken in before any is told, so that a caller may call again meanwhile."""
@@ -397,14 +424,6 @@ def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None
     if asked not in _DTYPES:
         raise ConfigError(f"dtype: {asked!r} is not one of {', '.join(_DTYPES)}")
     return torch.float32 if asked == "auto" and device.type == "cpu" else _DTYPES[asked]
-
-
-def _model_len(config: ModelConfig, asked: int | None) -> int:
-    if asked is None:
-        return config.max_position_embeddings
-    if not 2 <= asked <= config.max_position_embeddings:
-        raise ConfigError(f"max_model_len is {asked}; this model allows 2 to {config.max_position_embeddings}")
-    return asked
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

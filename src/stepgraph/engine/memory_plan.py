@@ -8,14 +8,18 @@ from typing import Any
 
 import torch
 
+from stepgraph.engine.budget import MARGIN
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes
 from stepgraph.engine.memory_rows import model_features, planned_rows, step_features
 from stepgraph.engine.scheduler import most_tokens
+from stepgraph.ops.attention import AttentionShape
+from stepgraph.ops.attention.select import planned_workspace
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.keys import capture_keys
+from stepgraph.runtime.memory.estimate import LEAST_MARGINAL, Features
 from stepgraph.runtime.memory.ledger import Row
 from stepgraph.runtime.memory.profile import DeviceProfile
 
@@ -51,11 +55,16 @@ class MemoryPlan:
 
 
 def predict_graphs(
-    config: ModelConfig, dtype: torch.dtype, keys: Iterable[BatchDescriptor], max_requests: int, profile: DeviceProfile
+    config: ModelConfig,
+    dtype: torch.dtype,
+    keys: Iterable[BatchDescriptor],
+    max_requests: int,
+    profile: DeviceProfile | None,
 ) -> tuple[int, int]:
     """Bytes of the pool and of the driver that the graphs of these keys will take.
 
     keys: in the order of their capture, the largest of each kind first. max_requests: rows of the buffers.
+    profile: of the device; without one, by rule: the largest step, and 1 MiB a graph.
     """
     kinds: dict[str, list[BatchDescriptor]] = {}
     for key in keys:
@@ -66,7 +75,22 @@ def predict_graphs(
         rows = members[0].num_reqs or min(tokens, max_requests)
         largest[kind] = step_features(config, dtype, rows=rows, tokens=tokens)
     graphs = {kind: len(members) for kind, members in kinds.items()}
+    if profile is None:
+        pool = max((_of_a_step(features) for features in largest.values()), default=0)
+        return pool, LEAST_MARGINAL * sum(graphs.values())
     return profile.pool_bytes(largest, graphs), profile.driver_bytes(model_features(config), graphs)
+
+
+def predict_eager(
+    config: ModelConfig, dtype: torch.dtype, *, max_requests: int, max_tokens: int, profile: DeviceProfile | None
+) -> int:
+    """Bytes that the largest eager step holds. Its memory is torch's, beside that of the graphs."""
+    features = step_features(config, dtype, rows=max_requests, tokens=max_tokens)
+    return _of_a_step(features) if profile is None else round(profile.pool["prefill"]({**features, "graphs": 0}))
+
+
+def _of_a_step(features: Features) -> int:
+    return int(features["logits"] + features["activations"])
 
 
 def plan_memory(
@@ -86,13 +110,21 @@ def plan_memory(
     tokens = max(requests, most_tokens(chunk_tokens, max_num_seqs))
     keys = capture_keys(graphs, max_requests=requests, max_tokens=tokens)
     pool, driver = predict_graphs(config, dtype, keys, requests, profile)
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, window=config.window)
     rows = [
-        Row("context, kernels and libraries", profile.driver_before + profile.loaded),
+        Row("context, kernels and libraries", profile.driver_before + profile.loaded + profile.workspaces),
         *planned_rows(
             config, dtype, max_requests=requests, max_tokens=tokens, max_len=max_model_len, penalties=penalties
         ),
+        Row("attention workspace", planned_workspace(shape, profile.num_sms, requests, max_model_len)),
+        Row("shared outputs", requests * torch.int64.itemsize),
         Row("graphs: pool", pool),
         Row("graphs: driver", driver),
+        Row(
+            "eager steps, at most",
+            predict_eager(config, dtype, max_requests=requests, max_tokens=tokens, profile=profile),
+        ),
+        Row("margin", MARGIN),
     ]
     budget = int(profile.total_bytes * memory_fraction)
     return MemoryPlan(profile.device, tuple(rows), budget, block_bytes(config, dtype))

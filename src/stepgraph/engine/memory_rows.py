@@ -16,11 +16,13 @@ from stepgraph.engine.step import step_slots
 from stepgraph.engine.tensors import expected_tensors
 from stepgraph.runtime.layout import pack
 from stepgraph.runtime.memory.estimate import Features
-from stepgraph.runtime.memory.ledger import Row
+from stepgraph.runtime.memory.ledger import Row, family
 
 if TYPE_CHECKING:
     from stepgraph.engine.core import EngineCore
 
+WEIGHTS = "weights and rotary tables"
+"""The row that is taken first."""
 COUNTS = "seen"
 """The slot with what rows have seen, for penalties."""
 
@@ -31,19 +33,23 @@ def engine_rows(core: EngineCore) -> list[Row]:
     slots = core.buffers
     counts = slots[COUNTS].nbytes if COUNTS in slots.slots else 0
     rows = [
-        Row("weights and rotary tables", _storages(_tensors(core.model), counted)),
+        Row(WEIGHTS, _storages(_tensors(core.model), counted)),
         Row("adapters", _storages(_tensors(core.lora), counted)),
         _cache(core),
         Row("static buffers", slots.slab.nbytes - counts),
         Row("penalty counts", counts),
         Row("attention workspace", _storages(_tensors(core.attention), counted)),
         Row("shared outputs", core.runner.output_bytes),
+        Row("workspaces of libraries", core.eager_left.kept_bytes + _kept_by_warm_ups(core)),
+        Row("torch: its cache", core.runner.pool.platform.cached_bytes()),
+        _later("driver: loaded by eager steps", core.eager_left.loaded_bytes),
     ]
     keys = core.runner.capture_report.graphs
     if keys:
         most = max(rows for rows in (key.num_reqs or 0 for key in keys))
         logits = most * core.model.config.vocab_size * core.model.dtype.itemsize
-        rows.append(Row("logits of the largest decode step", logits, of="decode graphs: pool"))
+        first = next(iter(keys))  # whose memory the others share
+        rows.append(Row("logits of the largest decode step", logits, of=f"{family(first)} graphs: pool"))
     return [row for row in rows if row.nbytes]
 
 
@@ -66,7 +72,7 @@ def planned_rows(
     spans, end = pack(slots.values(), {"request": max_requests, "token": max_tokens})
     start, stop = spans.get(COUNTS, (0, 0))
     rows = [
-        Row("weights and rotary tables", weights + tables),
+        Row(WEIGHTS, weights + tables),
         Row("adapters", adapters),
         Row("static buffers", end - (stop - start)),
         Row("penalty counts", stop - start),
@@ -94,7 +100,19 @@ def _cache(core: EngineCore) -> Row:
     memory = getattr(core, "kv_memory", None)
     if memory is None or not memory.resizable:
         return Row("KV cache", core.kv_cache.nbytes)
-    return Row("KV cache", memory.nbytes, in_torch=False, later=memory.nbytes)
+    return Row("KV cache", memory.nbytes, in_torch=False, later=memory.nbytes - core.kv_bytes_at_capture)
+
+
+def _later(name: str, nbytes: int) -> Row:
+    """Taken outside torch after the capture."""
+    return Row(name, nbytes, in_torch=False, later=nbytes)
+
+
+def _kept_by_warm_ups(core: EngineCore) -> int:
+    """Without the shared outputs, which the first of them makes."""
+    graphs = core.runner.capture_report.graphs.values()
+    kept = sum(graph.cost.kept_bytes for graph in graphs)
+    return kept - core.runner.output_bytes if kept else 0
 
 
 def _tensors(owner: object) -> Iterable[torch.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
+from stepgraph.engine.errors import RequestError
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
@@ -118,6 +119,19 @@ class Scheduler:
             self.prefilling.append(self.waiting.pop(0))
             budget = self._plan(request, budget, chunks)
         return chunks
+
+    def refuse_if_stuck(self) -> None:
+        """To be called where nothing could be planned.
+
+        Raises:
+            RequestError: a request waits for more blocks than the cache has, and none of them is in use.
+        """
+        if self.waiting and not self.rows and not self.prefilling:
+            needed = blocks_for(self.waiting[0].num_tokens + 1)
+            raise RequestError(
+                f"request {self.waiting[0].id} needs {needed} KV blocks and the cache has {self.pool.capacity}; "
+                f"remove it or give the cache more blocks"
+            )
 
     def join(self, request: Request) -> None:
         """A prefilled request takes the next row, which is where its prefill ran."""

@@ -77,6 +77,7 @@ class StaticBuffers:
         self._heads_staged = _NO_ROWS
         self._ranges = [(0, host_end)] if host_end else []
         self._patched: dict[str, set[int]] = {slot.name: set() for slot in given if slot.owner == "device"}
+        self.times_reset = 0
         self.reset()
         self._required = [s.name for s in given if s.pad is PaddingPolicy.FOREACH_COPY]
         self._resets = [(s, s.tail_value) for s in given if s.tail_value is not None]
@@ -92,6 +93,7 @@ class StaticBuffers:
             if name in self._on_host:
                 self._on_host[name].fill_(slot.pad_value)
         self._staged, self._heads_staged = None, _NO_ROWS
+        self.times_reset += 1
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -101,14 +103,14 @@ class StaticBuffers:
         except torch.OutOfMemoryError:
             slab = self.slab.cpu()
         host = self._host.clone()
-        known = (self._staged, self._heads_staged, set(self._fed_from_device), list(self._ranges))
+        known = (self._staged, self._heads_staged, set(self._fed_from_device), list(self._ranges), self.times_reset)
         patched = {name: set(rows) for name, rows in self._patched.items()}
         try:
             yield
         finally:
             self.slab.copy_(slab)
             self._host.copy_(host)
-            self._staged, self._heads_staged, self._fed_from_device, self._ranges = known
+            self._staged, self._heads_staged, self._fed_from_device, self._ranges, self.times_reset = known
             self._patched = patched
 
     def views(self, batch: BatchDescriptor, request_slots: int | None = None) -> dict[str, torch.Tensor]:

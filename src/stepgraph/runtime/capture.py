@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.memory.cost import CaptureCost, CostMeter
 from stepgraph.runtime.memory.shortage import remedy
 from stepgraph.runtime.naming import describe
-from stepgraph.runtime.platforms import DeviceMemory, Recording
+from stepgraph.runtime.platforms import DeviceMemory, Platform, Recording
 from stepgraph.runtime.pool import GraphPool
 
 T = TypeVar("T")
@@ -80,27 +80,34 @@ def capture_graphs(
     """Record `step` at each key, in the order given, so that smaller ones reuse what larger ones took from the pool.
 
     A key that fails is dropped with its reason and the others stay. What it took is given back: where it has left
-    memory in the pool of others, those are recorded once more, into a fresh one.
+    memory in the pool of others of this call, those are recorded once more, into a fresh one. Where the pool had graphs
+    before, it stays there for later keys, and the reason says so.
 
     seconds: no key is begun after so many. The report may be without graphs.
     """
     started, before = time.perf_counter(), pool.platform.memory()
-    session = _Session(pool, step, warmups, debug, progress, float("inf") if seconds is None else started + seconds)
+    until = float("inf") if seconds is None else started + seconds
+    session = _Session(pool, step, warmups, debug, progress, until, pool.handle if pool.holds_graphs else None)
     with _collector_frozen():
         graphs, dropped, wasted = session.record(keys)
         if wasted:
             kept = {key: graph.mode for key, graph in graphs.items()}
-            pool.platform.synchronize()
-            while graphs:
-                graphs.popitem()[1].recording.release()
+            let_go_of_graphs(pool.platform, graphs)
             pool.renew()
             pool.platform.give_back()
-            graphs, dropped_later, _ = replace(session, until=float("inf")).record(kept)
+            graphs, dropped_later, _ = replace(session, occupied=None).record(kept)
             dropped |= dropped_later
     if progress is not None:
         progress(len(keys), len(keys), "captured")
     pool.platform.synchronize()
     return CaptureReport(graphs, dropped, time.perf_counter() - started, before=before)
+
+
+def let_go_of_graphs(platform: Platform, graphs: dict[BatchDescriptor, CapturedGraph]) -> None:
+    """Release them all, once the device is done."""
+    platform.synchronize()
+    while graphs:
+        graphs.popitem()[1].recording.release()
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,7 @@ class _Session:
     debug: Debug
     progress: Progress | None
     until: float  # of perf_counter()
+    occupied: Any  # the pool's handle where it had graphs before
     warm: set[tuple[int | None, Mode]] = field(default_factory=set)  # query lengths and modes that ran
 
     def record(
@@ -131,16 +139,21 @@ class _Session:
                 graphs[key] = self._one(key, mode, meter)
             except torch.OutOfMemoryError as error:
                 _let_go(error)  # of the tensors that the step had made
-                wasted |= bool(graphs) and meter.pool_growth() > 0
+                stays = 0
                 if not self.pool.holds_graphs:
                     self.pool.renew()
+                elif self.pool.handle == self.occupied:
+                    stays = meter.pool_growth()
+                else:
+                    wasted |= meter.pool_growth() > 0
                 platform.give_back()
-                dropped[key] = remedy(error, key, keys, platform.memory())
+                dropped[key] = remedy(error, key, keys, platform.memory(), stays)
             except CaptureError as error:
                 _let_go(error)
                 self.pool.renew()
                 dropped[key] = str(error)
             except BaseException:
+                let_go_of_graphs(platform, graphs)
                 self.pool.renew()
                 raise
         return graphs, dropped, wasted

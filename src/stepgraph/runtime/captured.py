@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.dispatch import Decision
-from stepgraph.runtime.errors import CaptureError
+from stepgraph.runtime.errors import CaptureError, InputError
 from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
+from stepgraph.runtime.naming import describe
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import CaptureSession
@@ -59,9 +61,12 @@ class Captured:
 
         Raises:
             CaptureError: from inside a step.
+            InputError: seconds that are no number.
             ReplayError: a watched tensor has moved since the first capture, or another thread is in a step.
         """
         refuse_capture_while_serving()
+        if seconds is not None and (not isinstance(seconds, int | float) or math.isnan(seconds)):
+            raise InputError(f"capture_pending: {seconds!r} is no number of seconds")
         with self.pool.alone(), torch.no_grad():
             pending = self._graphs.pending()
             if not pending or self._session is None:
@@ -71,6 +76,7 @@ class Captured:
             wanted = self._graphs.wanted
             self._graphs = Graphs(self.config, self.buffers, self._graphs.report | report, self._session.outputs.units)
             self._graphs.wanted = wanted
+            self._tell_dropped(report)
         return report
 
     def recapture(self, progress: Progress | None = None) -> CaptureReport:
@@ -79,8 +85,10 @@ class Captured:
         Raises:
             CaptureError, ReplayError: as `capture`.
         """
-        self.release()
-        return self.capture(progress)
+        refuse_capture_while_serving()
+        with self.pool.alone(), torch.no_grad():
+            self._release()
+            return self._capture(progress)
 
     def release(self) -> None:
         """Wait for the device, then give the graphs and their pool back; steps run eagerly until `capture()`.
@@ -89,12 +97,7 @@ class Captured:
             ReplayError: another thread is in a step.
         """
         with self.pool.alone():
-            self._graphs.release()
-            self._graphs = Graphs(self.config, self.buffers, CaptureReport(), {})
-            self._session = None  # and with it the outputs
-            self._audit.forget()
-            self.pool.renew()
-            self.pool.platform.give_back()
+            self._release()
 
     @property
     def output_bytes(self) -> int:
@@ -149,12 +152,31 @@ class Captured:
         if self._graphs:
             raise CaptureError("captured already; call release() first")
         self._session = CaptureSession(self.config, self.buffers, self.pool, self._run)
-        report = self._session.start(progress)
+        try:
+            report = self._session.start(progress)
+        except BaseException:
+            self._release()
+            raise
         self._graphs = Graphs(self.config, self.buffers, report, self._session.outputs.units)
         self._audit.remember()
+        self._tell_dropped(report)
         for cliff in self._graphs.cliffs():
             _log.warning("%s", cliff)
         return report
+
+    def _tell_dropped(self, report: CaptureReport) -> None:
+        for key, why in report.dropped.items():
+            _log.warning("no graph of %s: %s", describe(key), why)
+        if report.dropped:
+            _log.warning("%s", self._graphs.covered())
+
+    def _release(self) -> None:
+        self._graphs.release()
+        self._graphs = Graphs(self.config, self.buffers, CaptureReport(), {})
+        self._session = None  # and with it the outputs
+        self._audit.forget()
+        self.pool.renew()
+        self.pool.platform.give_back()
 
     def _run(self, batch: BatchDescriptor) -> Any:
         """The step itself, on the rows of a batch or key."""

@@ -121,6 +121,7 @@ class GraphConfig:
         query_lens: tuple[int, ...] = (1,),
         warmups: int = 1,
         debug: Debug | str = Debug.OFF,
+        lazy: bool = False,
     ) -> GraphConfig:
         """A configuration by vLLM's mode names: NONE, FULL_DECODE_ONLY, FULL, PIECEWISE, FULL_AND_PIECEWISE.
 
@@ -145,6 +146,7 @@ class GraphConfig:
             PrefillPhase(prefill, prefill_ladder if prefill is not disabled else None),
             warmups=warmups,
             debug=_chosen(Debug, debug, "graphs: unknown debug"),
+            lazy=lazy,
         )
 
 

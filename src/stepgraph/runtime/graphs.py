@@ -88,6 +88,19 @@ class Graphs:
     def coverage_mixed(self) -> list[Decision]:
         return self.dispatcher.coverage_mixed(self._buffers.max_tokens)
 
+    def covered(self) -> str:
+        """How many batches graphs run, in words."""
+        kinds = {
+            f"requests of {query_len} tokens" if query_len > 1 else "requests": self.coverage(query_len)
+            for query_len in self._config.decode.query_lens
+        }
+        kinds["tokens"] = self.coverage_mixed()
+        counts = (
+            f"{sum(route.mode is not Mode.EAGER for route in routes)} of 1 to {len(routes)} {unit}"
+            for unit, routes in kinds.items()
+        )
+        return f"coverage: graphs run {', '.join(counts)}"
+
     def cliffs(self) -> list[str]:
         """What falls off a ladder, in sentences."""
         routes = [self.coverage(query_len) for query_len in self._config.decode.query_lens]

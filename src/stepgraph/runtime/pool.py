@@ -26,8 +26,8 @@ from stepgraph.runtime.platforms.source_line import calling_line
 class GraphPool:
     """Memory that the graphs of one or more runners share, so that no two of them may run at the same time.
 
-    platform: records for all of them. Memory is shared between captures on one stream only, and that is the
-        platform's.
+    platform: records for all of them. Memory is shared between captures on one stream only, and each thread has one
+        of its own: capture from one thread where memory counts.
 
     One thread at a time is in a step, a capture or a release; a second one is refused, not queued, since the step it
     prepared for is no longer the next. Steps run on their caller's stream. Who changes the stream calls `follow()` on

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,12 @@ import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CaptureReport, Progress, capture_graphs
+from stepgraph.runtime.capture import CaptureReport, Progress, capture_graphs, let_go_of_graphs
 from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.keys import capture_keys
+from stepgraph.runtime.memory.ledger import family
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.outputs import SharedOutputs
 from stepgraph.runtime.pool import GraphPool
@@ -43,17 +45,26 @@ class CaptureSession:
         """Record every key; of a lazy configuration the largest of each kind. The buffers are reset before and after.
 
         Raises:
-            CaptureError: not one key could be captured.
+            CaptureError: not one key could be captured, or no memory for what tells apart the kinds of outputs. Nothing
+                is left of the graphs then.
         """
         if not self._keys:
             return CaptureReport()
         now = _largest(self._keys) if self._config.lazy else self._keys
+        plan = planned(self._keys, len(now))
+        _log.info("capturing %s", plan)
+        if progress is not None:
+            progress(0, len(now), plan)
         self._buffers.reset()
+        report = CaptureReport()
         try:
             report = self._record(now, progress)
             for probe in self._probes(report):
                 if self.outputs.maybe_fixed or (self.outputs.undecided and not probe.is_uniform):
                     self._learn_from(probe)
+        except BaseException:
+            let_go_of_graphs(self._pool.platform, report.graphs)
+            raise
         finally:
             self._buffers.reset()
         self._pool.platform.synchronize()  # the first call may come on any stream
@@ -101,6 +112,11 @@ class CaptureSession:
     def _learn_from(self, probe: BatchDescriptor) -> None:
         try:
             self.outputs.learn(self._pool.platform.warm_up(lambda: self._run(probe)), probe.num_tokens, 1)
+        except torch.OutOfMemoryError as error:
+            raise CaptureError(
+                f"out of memory in an eager step of {describe(probe)}, which tells outputs of one row a request from "
+                f"others; give the KV cache less memory (fewer blocks)"
+            ) from error
         except Exception as error:
             if not probe.is_uniform:
                 raise
@@ -109,6 +125,14 @@ class CaptureSession:
                 "are not told apart: outputs that fit both are cut to the real requests",
                 error,
             )
+
+
+def planned(keys: Iterable[BatchDescriptor], now: int) -> str:
+    """What will be captured, by family, and how many of them at once."""
+    counts = Counter(map(family, keys))
+    words = ", ".join(f"{number} {name}" for name, number in counts.items())
+    later = counts.total() - now
+    return f"graphs: {words}" + (f"; {now} of them now, {later} in gaps" if later else "")
 
 
 def _largest(keys: Mapping[BatchDescriptor, Mode]) -> dict[BatchDescriptor, Mode]:

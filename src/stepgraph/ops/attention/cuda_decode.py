@@ -34,6 +34,16 @@ def supports(shape: AttentionShape) -> bool:
     return shape.head_dim in (64, 128) and group <= 8 and shape.block_size == _BLOCK_SIZE
 
 
+def split_plan(shape: AttentionShape, num_sms: int, max_rows: int, max_len: int, *, overlap: bool) -> SplitPlan:
+    config = DecodeConfig(num_warps=_WARPS, programs_per_sm=2, min_chunk=_MIN_BLOCKS * _BLOCK_SIZE, pdl=overlap)
+    return SplitPlan(shape, config, num_sms, max_rows, max_len)
+
+
+def workspace_bytes(shape: AttentionShape, num_sms: int, max_rows: int, max_len: int) -> int:
+    """Of a `CudaDecode` that is not there."""
+    return split_plan(shape, num_sms, max_rows, max_len, overlap=False).workspace_bytes(_WARPS)
+
+
 class CudaDecode:
     """The kernel and its workspace, allocated once, since a captured graph knows its addresses.
 
@@ -46,8 +56,7 @@ class CudaDecode:
     def __init__(
         self, shape: AttentionShape, device: torch.device, *, num_sms: int, max_rows: int, max_len: int, overlap: bool
     ) -> None:
-        config = DecodeConfig(num_warps=_WARPS, programs_per_sm=2, min_chunk=_MIN_BLOCKS * _BLOCK_SIZE, pdl=overlap)
-        self.plan = plan = SplitPlan(shape, config, num_sms, max_rows, max_len)
+        self.plan = plan = split_plan(shape, num_sms, max_rows, max_len, overlap=overlap)
         slots, heads = plan.capacity, shape.num_heads
         # Parts of a row's attention; the base-2 logarithm of their sums of weights, and how many programs have written
         # theirs, once for each warp, since each vouches for its own slice.

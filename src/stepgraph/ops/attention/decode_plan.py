@@ -46,6 +46,10 @@ class DecodeConfig:
         return min(128, max(16, self.tile_bytes // head_bytes))
 
 
+TRITON = DecodeConfig(num_stages=1, min_chunk=64)
+"""Of Triton's kernel, as it was fastest on an H200 (benchmarks/h200_attention.py)."""
+
+
 @dataclass(frozen=True)
 class SplitPlan:
     """How many programs share one row and KV head, by the number of rows alone: no length is part of it.
@@ -87,3 +91,9 @@ class SplitPlan:
         """Partial results, counted in rows x splits, that the workspace must hold for any batch up to `max_rows`."""
         needed = ((rows, self.splits(rows)) for rows in range(1, self.max_rows + 1))
         return max((rows * splits for rows, splits in needed if splits > 1), default=0)
+
+    def workspace_bytes(self, writers: int = 1) -> int:
+        """Of the workspace, with a level and a count for each writer of a part."""
+        shape = self.shape
+        parts = self.capacity * shape.num_heads * (shape.head_dim + writers)
+        return 4 * (parts + self.max_rows * shape.num_kv_heads * writers)

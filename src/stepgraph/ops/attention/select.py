@@ -7,6 +7,7 @@ import torch
 from stepgraph.ops import nvrtc
 from stepgraph.ops.attention import cuda_decode
 from stepgraph.ops.attention.contract import AttentionBackend, AttentionShape
+from stepgraph.ops.attention.decode_plan import TRITON, SplitPlan
 from stepgraph.ops.attention.reference import ReferenceAttention
 from stepgraph.runtime.errors import ConfigError
 
@@ -58,6 +59,14 @@ def get_backend(
     from stepgraph.ops.attention.triton_backend import TritonAttention  # imports triton, which a CPU machine may lack
 
     return TritonAttention(shape, device, max_rows=max_rows, max_len=max_len)
+
+
+def planned_workspace(shape: AttentionShape, num_sms: int, max_rows: int, max_len: int) -> int:
+    """Bytes that a GPU's default backend allocates, from shapes alone. The `cuda` one has Triton's workspace too."""
+    nbytes = SplitPlan(shape, TRITON, num_sms, max_rows, max_len).workspace_bytes()
+    if cuda_decode.supports(shape):
+        nbytes += cuda_decode.workspace_bytes(shape, num_sms, max_rows, max_len)
+    return nbytes
 
 
 def _missing(name: str) -> str | None:

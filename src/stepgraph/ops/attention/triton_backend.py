@@ -1,11 +1,12 @@
 """The Triton backend: kernels that a CUDA graph can hold."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from stepgraph.ops.attention.contract import AttentionShape, LiveTensors
-from stepgraph.ops.attention.decode_plan import DecodeConfig, SplitPlan
+from stepgraph.ops.attention.decode_plan import TRITON, DecodeConfig, SplitPlan
 from stepgraph.ops.attention.triton_decode import DecodeWorkspace, paged_decode
 from stepgraph.ops.attention.triton_prefill import paged_prefill
 from stepgraph.runtime.errors import InputError
@@ -41,7 +42,7 @@ class TritonAttention:
     ) -> None:
         if config is None:
             overlaps = torch.cuda.get_device_capability(device) >= (9, 0)
-            config = DecodeConfig(num_stages=1, min_chunk=64, pdl=overlaps)
+            config = replace(TRITON, pdl=overlaps)
         num_sms = num_sms or torch.cuda.get_device_properties(device).multi_processor_count
         self.decode_plan = SplitPlan(shape, config, num_sms, max_rows, max_len)
         self.workspace = DecodeWorkspace.allocate(self.decode_plan, device)

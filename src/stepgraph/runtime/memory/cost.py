@@ -11,6 +11,27 @@ from stepgraph.runtime.pool import GraphPool
 
 
 @dataclass(frozen=True)
+class Left:
+    """What eager work has left on the device, in bytes.
+
+    loaded_bytes: outside torch: kernels that the driver loaded, and memory that it sets up once.
+    kept_bytes: in tensors that live on, as the workspaces of libraries do.
+    """
+
+    loaded_bytes: int = 0
+    kept_bytes: int = 0
+
+    @classmethod
+    def between(cls, before: DeviceMemory | None, after: DeviceMemory | None) -> Left:
+        if before is None or after is None:
+            return cls()
+        return cls(_taken(before, after), after.allocated - before.allocated)
+
+    def __add__(self, other: Left) -> Left:
+        return Left(self.loaded_bytes + other.loaded_bytes, self.kept_bytes + other.kept_bytes)
+
+
+@dataclass(frozen=True)
 class CaptureCost:
     """What one key took.
 
@@ -18,7 +39,7 @@ class CaptureCost:
     driver_bytes: free memory that went while the key was recorded, instantiated and uploaded, less what torch's
         allocator took of it: the driver's own, for the executable graph. The driver takes memory in pieces of 2 MiB
         and more, so that one key may pay for several: read sums. 0 where there is no driver.
-    loaded_bytes: the same of the warm-ups: kernels that the driver loaded, and memory that it sets up once.
+    loaded_bytes, kept_bytes: what the warm-ups left, see `Left`; shared outputs are made there too.
     nodes: recorded operations by type.
     warmup_seconds, capture_seconds, instantiate_seconds: of the host. Instantiation is not part of capture_seconds.
     """
@@ -26,6 +47,7 @@ class CaptureCost:
     pool_bytes: int
     driver_bytes: int
     loaded_bytes: int
+    kept_bytes: int
     nodes: Mapping[str, int]
     warmup_seconds: float
     capture_seconds: float
@@ -59,10 +81,12 @@ class CostMeter:
     def cost(self, recording: Recording) -> CaptureCost:
         """The key is recorded."""
         recorded = perf_counter() - self._warm
+        left = Left.between(self._at_start, self._at_warm)
         return CaptureCost(
             pool_bytes=self.pool_growth(),
             driver_bytes=_taken(self._at_warm, self._pool.platform.memory()),
-            loaded_bytes=_taken(self._at_start, self._at_warm),
+            loaded_bytes=left.loaded_bytes,
+            kept_bytes=left.kept_bytes,
             nodes=dict(recording.node_types),
             warmup_seconds=self._warm - self._begun,
             capture_seconds=recorded - recording.instantiate_seconds,

@@ -49,6 +49,7 @@ class FamilyCost:
     pool_bytes: int
     driver_bytes: int
     loaded_bytes: int
+    kept_bytes: int
     nodes: Mapping[str, int]
     warmup_seconds: float
     capture_seconds: float
@@ -61,6 +62,7 @@ class FamilyCost:
             pool_bytes=sum(cost.pool_bytes for cost in costs),
             driver_bytes=sum(cost.driver_bytes for cost in costs),
             loaded_bytes=sum(cost.loaded_bytes for cost in costs),
+            kept_bytes=sum(cost.kept_bytes for cost in costs),
             nodes=dict(sum((Counter(cost.nodes) for cost in costs), Counter())),
             warmup_seconds=sum(cost.warmup_seconds for cost in costs),
             capture_seconds=sum(cost.capture_seconds for cost in costs),
@@ -74,7 +76,8 @@ class MemoryLedger:
 
     graphs: (family, key, cost) of each graph, in the order of their capture. dropped: why, by key in words.
     device: its own figures when the ledger was made; None where it has none.
-    residual: of the device's figure what no row explains; it may be negative. None where there is no figure.
+    residual: of the device's figure what no row explains, tensors without a name among it; it may be negative. None
+        where there is no figure.
     """
 
     rows: tuple[Row, ...]
@@ -154,12 +157,8 @@ def _unnamed(
     start: DeviceMemory | None,
     before: Sequence[DeviceMemory | None],
 ) -> list[Row]:
-    """What torch and the driver hold for no one that has a name."""
-    inside = sum(row.nbytes for row in rows if row.in_torch and not row.of)
-    unnamed = [
-        Row("torch: its cache and other tensors", now.reserved - inside),
-        Row("driver: loaded by warm-ups", sum(cost.loaded_bytes for _, _, cost in graphs), in_torch=False),
-    ]
+    """What the driver holds for no one that has a name."""
+    unnamed = [Row("driver: loaded by warm-ups", sum(cost.loaded_bytes for _, _, cost in graphs), in_torch=False)]
     first = next((reading for reading in before if reading is not None), None)
     start = start or first or now
     unnamed.append(Row("driver: context, and other processes", start.outside, in_torch=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +13,11 @@ from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.memory.estimate import Features, Fit
 
 KINDS = ("prefill", "decode")
+POOL_FEATURES = ("one", "logits", "activations", "graphs")
+DRIVER_FEATURES = ("one", "graphs", "nodes")
+NODE_FEATURES = ("one", "layers")
+MOST = 1e18
+"""No amount of a profile is as large."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,8 @@ class DeviceProfile:
 
     device: its name. total_bytes: of its memory. measured_with: versions and kernels, for the reader.
     driver_before: bytes outside torch once a model is loaded and nothing is captured (context, kernels, libraries).
-    loaded: bytes that the driver takes during warm-ups.
+    loaded: bytes that the driver takes during warm-ups. workspaces: bytes that libraries keep of torch's.
+    num_sms: its multiprocessors.
     pool: by kind of step, bytes of a ladder's pool: features are those of its largest step, and `graphs`, the others.
     driver: bytes of executables, from `graphs` and their `nodes` altogether.
     nodes: by kind of step, those of one graph, from the features of a model.
@@ -32,6 +38,8 @@ class DeviceProfile:
     measured_with: Mapping[str, str]
     driver_before: int
     loaded: int
+    workspaces: int
+    num_sms: int
     pool: Mapping[str, Fit]
     driver: Fit
     nodes: Mapping[str, Fit]
@@ -53,16 +61,18 @@ class DeviceProfile:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> DeviceProfile:
-        """Raises KeyError, TypeError: fields that are missing or of another type."""
+        """Raises KeyError, TypeError, ValueError: fields that are missing, of another type, or no amounts."""
         return cls(
-            device=fields["device"],
-            total_bytes=int(fields["total_bytes"]),
-            measured_with=dict(fields["measured_with"]),
-            driver_before=int(fields["driver_before"]),
-            loaded=int(fields["loaded"]),
-            pool={kind: _fit(fields["pool"][kind]) for kind in KINDS},
-            driver=_fit(fields["driver"]),
-            nodes={kind: _fit(fields["nodes"][kind]) for kind in KINDS},
+            device=_text(fields["device"]),
+            total_bytes=int(_amount(fields["total_bytes"])),
+            measured_with={_text(name): _text(value) for name, value in fields["measured_with"].items()},
+            driver_before=int(_amount(fields["driver_before"])),
+            loaded=int(_amount(fields["loaded"])),
+            workspaces=int(_amount(fields["workspaces"])),
+            num_sms=int(_amount(fields["num_sms"])),
+            pool={kind: _fit(fields["pool"][kind], POOL_FEATURES) for kind in KINDS},
+            driver=_fit(fields["driver"], DRIVER_FEATURES),
+            nodes={kind: _fit(fields["nodes"][kind], NODE_FEATURES) for kind in KINDS},
         )
 
 
@@ -81,7 +91,7 @@ def load_profile(path: Path | None = None) -> DeviceProfile:
                 f"or name a profile with --profile"
             )
         return DeviceProfile.from_dict(fields)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"no field {error}" if isinstance(error, KeyError) else str(error)
         raise ConfigError(f"profile: {source} cannot be read: {why}") from None
 
@@ -90,6 +100,21 @@ def save_profile(profile: DeviceProfile, path: Path) -> None:
     path.write_text(json.dumps(profile.as_dict(), indent=1) + "\n", encoding="utf-8")
 
 
-def _fit(fields: Mapping[str, Any]) -> Fit:
-    coefficients = {str(name): float(value) for name, value in fields["coefficients"].items()}
-    return Fit(coefficients, float(fields["miss"]))
+def _fit(fields: Mapping[str, Any], features: Sequence[str]) -> Fit:
+    coefficients = {name: _amount(value) for name, value in fields["coefficients"].items()}
+    for name in coefficients:
+        if name not in features:
+            raise ValueError(f"feature {name!r} is none of {', '.join(features)}")
+    return Fit(coefficients, _amount(fields["miss"]))
+
+
+def _amount(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST:
+        raise ValueError(f"{value!r} is no amount")
+    return float(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

@@ -14,16 +14,25 @@ _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
-def remedy(error: Exception, key: BatchDescriptor, keys: Iterable[BatchDescriptor], memory: DeviceMemory | None) -> str:
+def remedy(
+    error: Exception,
+    key: BatchDescriptor,
+    keys: Iterable[BatchDescriptor],
+    memory: DeviceMemory | None,
+    stays: int = 0,
+) -> str:
     """Why a key that ran out of memory was dropped: what was missing, and what to lower and by how much.
 
     keys: of the whole session, of which smaller ones of the same kind may still fit. memory: after the failure.
+    stays: bytes that it has left in a pool which had graphs before.
     """
     phase, unit = ("decode", "request") if key.is_uniform else ("prefill", "token")
     kind = [size_of(k) for k in keys if (k.query_len, k.num_loras) == (key.query_len, key.num_loras)]
     smaller = [size for size in kind if size < size_of(key)]
     ladder = f"end the {phase} ladder at {count(max(smaller), unit)}" if smaller else f"capture fewer {phase} sizes"
     what = f"out of memory while capturing {describe(key)}"
+    if stays > 0:
+        what += f" ({in_units(stays)} stay in the pool, where later sizes use them, until recapture())"
     asked = asked_for(error)
     if asked is None or memory is None:
         return f"{what}; {ladder}, or give the KV cache less memory (fewer blocks)"

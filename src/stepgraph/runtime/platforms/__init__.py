@@ -27,7 +27,7 @@ def platform_for(device: torch.device | str) -> Platform:
 
         return TapePlatform()
     if device.type == "cuda":
-        from stepgraph.runtime.platforms.cuda import CudaPlatform
+        from stepgraph.runtime.platforms.cuda import cuda_platform
 
-        return CudaPlatform(device)
+        return cuda_platform(device)
     raise ConfigError(f"device {device}: graphs run on cuda, or as a tape on cpu")

@@ -93,6 +93,9 @@ class Platform(Protocol):
     def memory(self) -> DeviceMemory | None:
         """The device's memory now, without waiting for it. None where the device has no figures of its own."""
 
+    def cached_bytes(self) -> int:
+        """What torch's allocator holds in no tensor and in no graph's pool. Walks all that it holds: some ms."""
+
     def give_back(self) -> None:
         """Return memory that nothing uses any more to the device. Waits for the device."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -14,8 +16,9 @@ from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.base import DeviceMemory
-from stepgraph.runtime.platforms.cuda_memory import device_memory, let_go_of, pool_segments
+from stepgraph.runtime.platforms.cuda_memory import cached_bytes, device_memory, let_go_of, pool_segments
 from stepgraph.runtime.platforms.cuda_segments import CudaRecording, CudaSegments
+from stepgraph.runtime.platforms.cuda_streams import capture_stream
 from stepgraph.runtime.platforms.segments import record_segments, record_whole
 from stepgraph.runtime.regions import logging_regions
 
@@ -32,6 +35,23 @@ def why_unavailable() -> str | None:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device (driver missing, or no GPU in this machine)"
     return None
+
+
+def cuda_platform(device: torch.device) -> CudaPlatform:
+    """The one platform of a device, which knows of all its recordings and spent pools.
+
+    Raises:
+        ConfigError: no usable CUDA device.
+    """
+    reason = why_unavailable()
+    if reason is not None:
+        raise ConfigError(f"device {device}: {reason}; use --device cpu")
+    return _platform(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _platform(index: int) -> CudaPlatform:
+    return CudaPlatform(index)
 
 
 class CudaClock:
@@ -85,21 +105,13 @@ class PinnedRing:
 
 
 class CudaPlatform:
-    """Captures on a side stream, thread-locally, so that other threads' CUDA calls disturb nothing.
-
-    Raises:
-        ConfigError: no usable CUDA device.
-    """
+    """Captures on a stream of the thread's own, thread-locally, so that other threads' CUDA calls disturb nothing."""
 
     name = "cuda"
 
-    def __init__(self, device: torch.device | str = "cuda") -> None:
-        reason = why_unavailable()
-        if reason is not None:
-            raise ConfigError(f"device {device}: {reason}; use --device cpu")
-        index = torch.device(device).index
-        self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        self._stream = torch.cuda.Stream(self.device)
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        self._lock = threading.Lock()  # of the next two
         self._recordings: weakref.WeakSet[CudaRecording] = weakref.WeakSet()
         self._spent: list[Any] = []  # pools in which a capture was refused
         # All that torch hands out: it does so in turn from a fixed number, so a full round leaves the turn as it was.
@@ -118,20 +130,25 @@ class CudaPlatform:
     def memory(self) -> DeviceMemory:
         return device_memory(self.device)
 
+    def cached_bytes(self) -> int:
+        return cached_bytes(self.device)
+
     def give_back(self) -> None:
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
-        unused = [pool for pool in self._spent if all(one.released or one.pool != pool for one in self._recordings)]
-        self._spent = [pool for pool in self._spent if pool not in unused]
+        with self._lock:
+            held = [one.pool for one in self._recordings if not one.released]
+            unused = [pool for pool in self._spent if pool not in held]
+            self._spent = [pool for pool in self._spent if pool in held]
         if any([let_go_of(pool, self.device) for pool in unused]):
             torch.cuda.empty_cache()
 
     def warm_up(self, step: Callable[[], T]) -> T:
-        current = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        current, stream = torch.cuda.current_stream(self.device), capture_stream(self.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             result = step()
-        current.wait_stream(self._stream)
+        current.wait_stream(stream)
         return result
 
     def record(self, step: Callable[[], T], pool: Any) -> tuple[CudaRecording, T]:
@@ -162,22 +179,24 @@ class CudaPlatform:
     def _capturing(self, pool: Any) -> Iterator[CudaSegments]:
         """Around a step that is captured; cleans up after an error."""
         refuse_capture_while_serving()
-        segments = CudaSegments(self._stream, pool, self._side_streams)
-        current = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
-        with _collector_off(), torch.cuda.stream(self._stream):
+        current, stream = torch.cuda.current_stream(self.device), capture_stream(self.device)
+        segments = CudaSegments(stream, pool, self._side_streams)
+        stream.wait_stream(current)
+        with _collector_off(), torch.cuda.stream(stream):
             try:
                 with logging_regions(segments.log):
                     yield segments
-                self._recordings.update(segments.made)
+                with self._lock:
+                    self._recordings.update(segments.made)
             except BaseException as error:
                 refused = segments.abandon(error)
                 if segments.spent:
-                    self._spent.append(pool)
+                    with self._lock:
+                        self._spent.append(pool)
                 if refused is error:
                     raise
                 raise refused from error
-        current.wait_stream(self._stream)
+        current.wait_stream(stream)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ CaptureState = tuple[int, int, list[int]]
 _CAPTURE_ACTIVE = 1
 _PROGRAMMATIC = 1
 _OUT_OF_MEMORY = 2
+_NON_BLOCKING = 1
 _NODE_TYPES = (
     "kernel", "memcpy", "memset", "host", "graph", "empty", "wait_event", "event_record", "ext_semas_signal",
     "ext_semas_wait", "mem_alloc", "mem_free", "batch_mem_op", "conditional",
@@ -65,6 +66,15 @@ def count_types(graph: int) -> dict[str, int]:
         counts[kind.value] += 1
     known = dict(enumerate(_NODE_TYPES))
     return {known.get(value, str(value)): number for value, number in counts.most_common()}
+
+
+def new_stream() -> int:
+    """A stream on this thread's context, of normal priority, that the default stream does not wait for."""
+    stream = ctypes.c_void_p()
+    error = _driver().cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+    if error:
+        raise RuntimeError(f"the driver gives no stream: error {error}")
+    return stream.value or 0
 
 
 def upload(executable: int, stream: int) -> None:

@@ -8,6 +8,8 @@ import torch
 
 from stepgraph.runtime.platforms.base import DeviceMemory
 
+_NO_POOL = (0, 0)
+
 
 def device_memory(device: torch.device) -> DeviceMemory:
     """Asks the driver and the allocator; waits for nothing. Two free figures differ by what was taken between them."""
@@ -15,6 +17,15 @@ def device_memory(device: torch.device) -> DeviceMemory:
     stats = torch.cuda.memory_stats_as_nested_dict(device)
     sizes = {name: int(stats[f"{name}_bytes"]["all"]["current"]) if stats else 0 for name in ("reserved", "allocated")}
     return DeviceMemory(total, free, **sizes)
+
+
+def cached_bytes(device: torch.device) -> int:
+    """Bytes of the allocator's segments that are in no tensor, graph pools left out."""
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == device.index and tuple(segment["segment_pool_id"]) == _NO_POOL
+    )
 
 
 def let_go_of(pool: Any, device: torch.device) -> bool:

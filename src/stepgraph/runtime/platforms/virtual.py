@@ -76,7 +76,8 @@ class VirtualRange:
         return self._memory.tensor(self.address, self.nbytes, self._owner)
 
     def grow(self, nbytes: int) -> None:
-        """Map up to `nbytes` from the start, rounded up to the granularity. New memory is zeroed.
+        """Map up to `nbytes` from the start, rounded up to the granularity. New memory is zeroed, and the
+        device waited for.
 
         Raises:
             torch.OutOfMemoryError: no room; what was mapped stays, and nothing is added to it.
@@ -99,6 +100,7 @@ class VirtualRange:
             self._drop(held)
             raise
         self.tensor()[start:target].zero_()
+        memory.synchronize()  # the next step may run on any stream
 
     def shrink(self, nbytes: int) -> None:
         """Give back what lies behind the first `nbytes`, piece by piece: less than one piece more stays mapped.
