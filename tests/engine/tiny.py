@@ -71,10 +71,13 @@ def tiny_graphs(
     device: torch.device | str = "cpu",
     max_num_seqs: int = 16,
     chunk_tokens: int = 64,
+    compile: str = "off",
 ) -> GraphConfig:
     """The configuration that `tiny_engine` takes by the same arguments."""
     tokens = most_tokens(chunk_tokens, max_num_seqs)
-    return graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=device)  # type: ignore[arg-type]
+    return graph_config(  # type: ignore[arg-type]
+        graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=device, compile=compile
+    )
 
 
 def tiny_engine(

@@ -14,7 +14,7 @@ import typer
 
 from stepgraph import __version__
 from stepgraph.cli.memory_commands import memory_command, plan_app
-from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
+from stepgraph.cli.options import Compiler, Device, DType, Graphs, one_line_errors
 
 app = typer.Typer(
     name="stepgraph",
@@ -53,6 +53,9 @@ def run_command(
         Graphs,
         typer.Option(help="Replay steps as graphs, as graphs around attention, or run them eagerly; or vLLM's modes."),
     ] = Graphs.FULL,
+    compile: Annotated[
+        Compiler, typer.Option(help="Compile the step between its breaks; with graphs around attention, piece by piece.")
+    ] = Compiler.OFF,
     ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
     device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
     attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
@@ -103,6 +106,7 @@ def run_command(
                 file=file,
                 model=model,
                 graphs=graphs.value,
+                compile=compile.value,
                 ladder=ladder,
                 device=None if device is None else device.value,
                 attention=attention,

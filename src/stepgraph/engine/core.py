@@ -20,11 +20,12 @@ from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
 from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
 from stepgraph.engine.step import DecoderStep, step_slots
 from stepgraph.ops.attention import AttentionBackend
+from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import Sampler, sample
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
-from stepgraph.runtime.config import GraphConfig
+from stepgraph.runtime.config import Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError, ReplayError
 from stepgraph.runtime.platforms.virtual import VirtualMemory
 from stepgraph.runtime.resolve import AttentionGroup, Severity, resolve
@@ -72,6 +73,7 @@ class EngineCore:
                 f"graphs: the engine decodes one token a step without adapters; query lengths "
                 f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
+        choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF)
         self.model, self.attention = model, attention
         self.penalties = penalties
         self.max_model_len = max_model_len

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.config import Backend, Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import LARGEST, Ladder, vllm_default_ceiling
 
@@ -25,11 +25,12 @@ def graph_config(
     max_num_seqs: int,
     step_tokens: int,
     device: torch.device | str,
+    compile: Compile | str = Compile.OFF,
 ) -> GraphConfig:
     """The engine's graph configuration, before the attention backend had its say.
 
     ladder: of decode, in requests; by default vLLM's. Rungs above the one that holds `max_num_seqs` are left out.
-    step_tokens: most tokens of a step, where the ladder of prefill ends. On a GPU it is SGLang's.
+    compile: what compiles the step between its breaks. step_tokens: most tokens of a step, where the ladder of prefill ends. On a GPU it is SGLang's.
 
     Raises:
         ConfigError: an unknown choice, no rows, a ladder that has no room for the batch, or two ladders.
@@ -43,12 +44,14 @@ def graph_config(
     if isinstance(graphs, GraphConfig):
         if ladder is not None:
             raise ConfigError("ladder: graphs is a GraphConfig, which has ladders of its own; give only one of them")
+        if compile != Compile.OFF:
+            raise ConfigError("compile: graphs is a GraphConfig, which has a setting of its own; give only one of them")
         return graphs
     if graphs not in get_args(Graphs):
         raise ConfigError(f"graphs: {graphs!r} is not one of {', '.join(get_args(Graphs))}")
     mode = _VLLM_NAMES.get(graphs, graphs)
     if mode == "NONE":
-        return GraphConfig()
+        return GraphConfig.preset(mode, compile=compile)
     if ladder is None:
         ladder = Ladder.vllm(max(vllm_default_ceiling(max_num_seqs), max_num_seqs))
     rung = ladder.rung(max_num_seqs)
@@ -58,7 +61,7 @@ def graph_config(
             f"add a size of at least {max_num_seqs} or lower max_num_seqs"
         )
     prefill = _prefill_ladder(step_tokens, torch.device(device))
-    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill)
+    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill, compile=compile)
 
 
 def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:

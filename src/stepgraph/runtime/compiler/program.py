@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from stepgraph.runtime.breaks import graph_break
@@ -52,11 +53,12 @@ class Program:
 def _call_piece(piece: TracedPiece, compiled: Compiled, name: str) -> Instruction:
     inputs, refs = piece.inputs, [ref for _, ref in piece.outputs]
 
-    @opaque
-    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        return list(compiled(*tensors))
+    def run_compiled(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        with _disable_current_modes():  # they would see operators that only the compiler knows
+            return list(compiled(*tensors))
 
-    call.__qualname__ = name
+    run_compiled.__qualname__ = name  # what the tape calls it
+    call = opaque(run_compiled)
 
     def run(values: Values) -> None:
         with region(name):
