@@ -13,7 +13,7 @@ from rich.table import Table
 from stepgraph.runtime.dispatch import Decision, Mode
 from stepgraph.runtime.errors import ConfigError
 
-COLOURS = {Mode.FULL: "tab:blue", Mode.BREAKABLE: "tab:orange", Mode.EAGER: "tab:red"}
+COLOURS = {Mode.FULL: "tab:blue", Mode.BREAKABLE: "tab:orange", Mode.PIECEWISE: "tab:green", Mode.EAGER: "tab:red"}
 
 
 def print_report(report: Mapping[str, Any]) -> None:
