@@ -19,7 +19,7 @@ def requests() -> list:
 
 def engine(device, graphs: str, backend: str):
     asked = tiny_graphs(graphs, Ladder.explicit([1, 2, 4]), device=device, **SIZES, compile=backend)
-    return tiny_engine(device, graphs=asked, **SIZES)
+    return tiny_engine(device, graphs=asked, operations="reference", **SIZES)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def engine(device, graphs: str, backend: str):
     ],
 )
 def test_the_tokens_of_eager(device, graphs: str, modes: set[str]) -> None:
-    want = run_all(tiny_engine(device, graphs="disabled", **SIZES), requests())
+    want = run_all(tiny_engine(device, graphs="disabled", operations="reference", **SIZES), requests())
     core = engine(device, graphs, "aot_eager")
     assert not core.runner.capture_report.dropped
     assert run_all(core, requests()) == want
@@ -59,11 +59,6 @@ def test_inductor_gives_the_tokens_of_eager() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", ["breakable", "full", "FULL_AND_PIECEWISE"])
 def test_inductor_on_a_gpu_is_near_eager(graphs: str) -> None:
-    from engine.tiny import tiny_model
-
-    model = tiny_model("cuda")
-    if model.operations.name != "reference":
-        pytest.skip("needs the reference operations; see tiny_engine(operations=)")
     core = engine("cuda", graphs, "inductor")
     assert not core.runner.capture_report.dropped
     assert core.runner.verify(rtol=1e-3, atol=1e-3).ok

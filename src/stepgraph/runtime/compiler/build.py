@@ -51,6 +51,8 @@ class PieceCompiler:
         return self._known[key]
 
     def _compile(self, piece: TracedPiece) -> Compiled:
+        if self.backend == "inductor":
+            _use_plain_linears(piece)
         module = GraphModule(torch.nn.Module(), piece.graph)
         try:
             with torch.no_grad(), no_graphs_of_its_own():
@@ -61,6 +63,13 @@ class PieceCompiler:
             first = (str(error).splitlines() or [""])[0]
             raise CaptureError(f"{self.backend} does not compile a piece: {type(error).__name__}: {first}") from error
         return function
+
+
+def _use_plain_linears(piece: TracedPiece) -> None:
+    """Inductor takes oneDNN's linear with constant weights only, and chooses it by itself where it pays."""
+    for node in piece.graph.nodes:
+        if node.op == "call_function" and str(node.target) == "mkldnn._linear_pointwise.default":
+            node.target, node.args = torch.ops.aten.linear.default, node.args[:3]
 
 
 def no_graphs_of_its_own() -> AbstractContextManager[Any]:
