@@ -65,9 +65,7 @@ class Ways:
         self.long, self.short = torch.zeros(1, width).int(), torch.zeros(rows, width).int()
         self.long[0, :blocks] = order[:blocks]
         self.short[:, :per_row] = order[blocks:].view(rows, per_row)
-        self.prompt = torch.randint(
-            model.config.vocab_size, (max(TOKENS),), generator=torch.Generator().manual_seed(3)
-        )
+        self.prompt = torch.randint(model.config.vocab_size, (max(TOKENS),), generator=torch.Generator().manual_seed(3))
 
     def stage(self, size: int, *, decode: bool) -> None:
         """`size` rows that decode at CONTEXT, or one prompt of so many tokens; a prompt of one stands at CONTEXT."""
@@ -75,9 +73,7 @@ class Ways:
         self.end = CONTEXT if decode or size == 1 else size
         tables = self.short[:size] if decode else self.long
         state = {"tokens": [1], "positions": [0], "seq_lens": [0]}
-        self.buffers.patch(
-            list(range(self.rows)), **{k: v * self.rows for k, v in state.items()}, block_tables=tables
-        )
+        self.buffers.patch(list(range(self.rows)), **{k: v * self.rows for k, v in state.items()}, block_tables=tables)
         requests = [Request(i, [1], SamplingParams(temperature=0), 7, 16) for i in range(self.rows)]
         brought = [1] * self.rows if decode else [size]
         self.inputs = {

@@ -75,7 +75,7 @@ def test_parts_alternate() -> None:
     assert [isinstance(part, TracedBreak) for part in parts] == [False, True, False, True, False]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_writes_through_views_that_overlap(backend: str) -> None:
     slab = torch.zeros(16)
     whole, half, other = slab[:8], slab[:4], slab[8:]
@@ -108,6 +108,25 @@ def test_results_that_share_memory_go_on_sharing_it() -> None:
 
     program, _ = compiled(step)
     assert program().tolist() == step().tolist() == [0, 0, 0, 7, 9, 11]
+
+
+def test_a_view_between_two_breaks_is_used_behind_them() -> None:
+    @graph_break
+    def nothing(x: torch.Tensor) -> None:
+        pass
+
+    x = torch.arange(6.0)
+
+    def step() -> torch.Tensor:
+        made = x * 2
+        nothing(made)
+        view = made.view(2, 3)  # all that this piece does
+        nothing(made)
+        return view + 1
+
+    program, _ = compiled(step)
+    x.mul_(5)
+    assert torch.equal(program(), step())
 
 
 def test_what_a_break_hides_is_refused() -> None:
@@ -181,7 +200,7 @@ def test_a_size_that_does_not_compile_is_dropped_with_its_reason(monkeypatch) ->
     def refuse(name: str):
         raise RuntimeError("no such kernel\nand more")
 
-    monkeypatch.setattr("stepgraph.runtime.compiler.build.lookup_backend", refuse)
+    monkeypatch.setattr("torch._dynamo.lookup_backend", refuse)
     with pytest.raises(CaptureError, match="aot_eager does not compile a piece: RuntimeError: no such kernel"):
         sums_runner(GraphConfig.preset("PIECEWISE", **LADDERS, compile="aot_eager"))
 

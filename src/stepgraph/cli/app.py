@@ -54,7 +54,7 @@ def run_command(
         typer.Option(help="Replay steps as graphs, as graphs around attention, or run them eagerly; or vLLM's modes."),
     ] = Graphs.FULL,
     compile: Annotated[
-        Compiler, typer.Option(help="Compile the step between its breaks; with graphs around attention, piece by piece.")
+        Compiler, typer.Option(help="Compile the step between its breaks, with inductor: slow to start.")
     ] = Compiler.OFF,
     ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
     device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,

@@ -138,8 +138,10 @@ class EngineCore:
         self.runner.rehearse(BatchDescriptor.mixed(self.buffers.max_tokens, self.buffers.max_requests))
 
     @torch.inference_mode()
-    def verify(self, *, seed: int = 0) -> VerifyReport:
+    def verify(self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0) -> VerifyReport:
         """Replay every captured key against eager, on random batches; see `GraphRunner.verify`. Overwrites the cache.
+
+        rtol, atol: what a compiler's own arithmetic (inductor) needs, which rounds otherwise than eager.
 
         Raises:
             ReplayError: requests are under way.
@@ -161,7 +163,7 @@ class EngineCore:
         verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
         self._rows_staged = 0
         with self._cache_cut_to(1 + len(verified)):
-            return self.runner.verify(batches, seed=seed)
+            return self.runner.verify(batches, seed=seed, rtol=rtol, atol=atol)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:

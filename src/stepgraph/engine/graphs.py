@@ -30,7 +30,8 @@ def graph_config(
     """The engine's graph configuration, before the attention backend had its say.
 
     ladder: of decode, in requests; by default vLLM's. Rungs above the one that holds `max_num_seqs` are left out.
-    compile: what compiles the step between its breaks. step_tokens: most tokens of a step, where the ladder of prefill ends. On a GPU it is SGLang's.
+    compile: what compiles the step between its breaks.
+    step_tokens: most tokens of a step, where the ladder of prefill ends. On a GPU it is SGLang's.
 
     Raises:
         ConfigError: an unknown choice, no rows, a ladder that has no room for the batch, or two ladders.

@@ -110,7 +110,7 @@ def choose_operations(name: str | None, device: torch.device | str, *, compiled:
         here.remove("unfused")
     if compiled:
         if name == "unfused":
-            raise ConfigError("operations: 'unfused' launches kernels that torch's compiler does not see; use reference")
+            raise ConfigError("operations: torch's compiler does not see the kernels of 'unfused'; use reference")
         here = [known for known in here if known != "unfused"]
     usable = f"available on {kind}: {', '.join(here) or 'none'}"
     if name is None:

@@ -140,7 +140,9 @@ class GraphConfig:
     ) -> GraphConfig:
         """A configuration by vLLM's mode names: NONE, FULL_DECODE_ONLY, FULL, PIECEWISE, FULL_AND_PIECEWISE.
 
-        Its piecewise graphs are breakable ones where nothing is compiled. ladder: of decode, in requests. prefill_ladder: in tokens.
+        Its piecewise graphs are breakable ones where nothing is compiled.
+
+        ladder: of decode, in requests. prefill_ladder: in tokens.
 
         Raises:
             ConfigError: an unknown mode, or a phase without its ladder.

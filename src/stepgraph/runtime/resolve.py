@@ -177,10 +177,12 @@ def _full_prefill(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list
 def _pieces(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list[Change]]:
     """Segments between breaks are piecewise where they are compiled, and breakable where they are not."""
     if config.compile is Compile.OFF:
-        before, after, rule, severity = Backend.PIECEWISE, Backend.BREAKABLE, "piecewise-needs-compile", Severity.WARNING
+        before, after = Backend.PIECEWISE, Backend.BREAKABLE
+        rule, severity = "piecewise-needs-compile", Severity.WARNING
         reason = "nothing is compiled; set compile, or ask for breakable"
     else:
-        before, after, rule, severity = Backend.BREAKABLE, Backend.PIECEWISE, "compiled-is-piecewise", Severity.INFO
+        before, after = Backend.BREAKABLE, Backend.PIECEWISE
+        rule, severity = "compiled-is-piecewise", Severity.INFO
         reason = f"compile={config.compile} compiles what lies between the breaks"
     changes = []
     decode, prefill = config.decode, config.prefill

@@ -84,9 +84,9 @@ class GraphRunner(Captured):
         self._request_slots = config.prefill.max_requests
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._session = None
-        self._compiled = None if config.compile is Compile.OFF else CompiledSteps(
-            self._run, config.compile.value, self.stats.compiled
-        )
+        self._compiled = None
+        if config.compile is not Compile.OFF:
+            self._compiled = CompiledSteps(self._run, config.compile.value, self.stats.compiled)
         self._live = LiveBatches(buffers)
         self._leases = None if config.debug is Debug.OFF else Leases(buffers.slab)
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far

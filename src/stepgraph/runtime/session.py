@@ -84,11 +84,12 @@ class CaptureSession:
         self, keys: Mapping[BatchDescriptor, Mode], progress: Progress | None, seconds: float | None = None
     ) -> CaptureReport:
         config = self._config
+        warmups = config.warmups if self._compiled is None else 1 + max(1, config.warmups)  # the first compiles
         return capture_graphs(
             self._pool,
             keys,
             self._step,
-            warmups=1 + max(1, config.warmups) if self._compiled else config.warmups,  # the first compiles, the next is warm
+            warmups=warmups,
             debug=config.debug,
             progress=progress,
             seconds=seconds,

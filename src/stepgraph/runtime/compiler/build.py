@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch._dynamo import lookup_backend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
@@ -51,6 +50,8 @@ class PieceCompiler:
         return self._known[key]
 
     def _compile(self, piece: TracedPiece) -> Compiled:
+        from torch._dynamo import lookup_backend  # takes seconds
+
         if self.backend == "inductor":
             _use_plain_linears(piece)
         module = GraphModule(torch.nn.Module(), piece.graph)

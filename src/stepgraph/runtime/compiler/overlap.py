@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch.fx import Node
 
 from stepgraph.runtime.compiler.trace import Ref, Span, TracedPiece
 from stepgraph.runtime.errors import CaptureError
@@ -27,17 +26,18 @@ def join_overlapping(piece: TracedPiece) -> None:
         stop = max(layout.stop for layout in layouts)
         length = (stop - first.start) // itemsize
         base = placeholders[members[0]]
-        views: set[Node] = set()
         for index, layout in zip(members, layouts, strict=True):
             place = (layout.size, layout.stride, (layout.start - first.start) // itemsize)
+            users = list(placeholders[index].users)
             with piece.graph.inserting_after(placeholders[-1]):
                 view = piece.graph.call_function(torch.ops.aten.as_strided.default, (base, *place))
-            placeholders[index].replace_all_uses_with(view, delete_user_cb=lambda user: user not in views)
-            view.args = (base, *place)
-            views.add(view)
+            for user in users:
+                user.replace_input_with(placeholders[index], view)
         source = piece.inputs[members[0]]
-        flat = source.as_strided((length,), (1,)) if isinstance(source, torch.Tensor) else Span(source, length)
-        piece.inputs[members[0]] = flat
+        if isinstance(source, torch.Tensor):
+            piece.inputs[members[0]] = source.as_strided((length,), (1,))
+        elif isinstance(source, Ref):
+            piece.inputs[members[0]] = Span(source, length)
         piece.layouts[members[0]] = replace(first, size=(length,), stride=(1,), stop=stop)
     gone = {index for members in groups for index in members[1:]}
     for index in gone:

@@ -94,7 +94,8 @@ def _last_uses(trace: Trace) -> dict[Ref, int]:
         if isinstance(part, TracedBreak):
             used = [*tree_flatten((part.args, part.kwargs))[0], *part.results]
         else:
-            used = [*(one.of if isinstance(one, Span) else one for one in part.inputs), *(ref for _, ref in part.outputs)]
+            sources = [one.of if isinstance(one, Span) else one for one in part.inputs]
+            used = [*sources, *(ref for _, ref in part.outputs)]
         last.update({ref: index for ref in used if isinstance(ref, Ref)})
     for ref in tree_leaves(trace.result):
         if isinstance(ref, Ref):

@@ -90,10 +90,11 @@ class CompiledSteps:
         result, error = self._compile(batch)
         seconds = self._seconds - before
         self._told(seconds)
+        what = f"{batch.num_tokens} tokens, {describe(batch)},"
         if error is None:
-            _log.warning("a step of %s was compiled while serving: %.2f s", describe(batch), seconds)
+            _log.warning("a step of %s was compiled while serving: %.2f s", what, seconds)
         else:
-            _log.warning("a step of %s runs uncompiled: %s", describe(batch), error)
+            _log.warning("a step of %s runs uncompiled: %s", what, error)
         return result
 
     def total(self) -> CompileTotal:

@@ -225,12 +225,8 @@ class _Tracer(TorchDispatchMode):
         return Trace(self._parts, held)
 
     def _close(self) -> None:
-        if self._piece.work or self._piece.outputs:
+        if len(self._piece.graph.nodes):
             self._parts.append(self._piece)
-        else:
-            for tensor, (part, _) in list(self._made.items()):
-                if part == len(self._parts):  # views that nobody has used so far
-                    del self._made[tensor]
         self._piece, self._inputs = TracedPiece(), {}
 
     def _note_hidden(self, result: Any, inputs: Any) -> None:
@@ -245,7 +241,7 @@ def _is_view(func: torch._ops.OpOverload) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -255,11 +251,9 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _layout(tensor: torch.Tensor) -> Layout:
     itemsize = tensor.element_size()
-    start = tensor.storage_offset() * itemsize
-    length = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-    length = length * itemsize if tensor.numel() else 0
+    start = int(tensor.storage_offset()) * itemsize
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    length = (int(reach) + 1) * itemsize if tensor.numel() else 0
     with torch._C.DisableTorchFunction():  # our own look at the address is no host read
         residue = tensor.data_ptr() % 64
     return Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, start, start + length, residue)
-
-
