@@ -16,9 +16,10 @@ from stepgraph.runtime import (
     graph_break,
 )
 from stepgraph.runtime.compiler.build import PieceCompiler, no_graphs_of_its_own
+from stepgraph.runtime.compiler.pieces import TracedBreak
 from stepgraph.runtime.compiler.program import Program
 from stepgraph.runtime.compiler.steps import MOST_AT_RUN_TIME
-from stepgraph.runtime.compiler.trace import TracedBreak, trace
+from stepgraph.runtime.compiler.trace import trace
 
 LADDERS = {"ladder": Ladder.explicit([1, 2, 4]), "prefill_ladder": Ladder.explicit([8, 16])}
 

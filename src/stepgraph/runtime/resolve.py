@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
-from stepgraph.runtime.config import Backend, Compile, Debug, DecodePhase, GraphConfig
+from stepgraph.runtime.changes import Change as Change
+from stepgraph.runtime.changes import Severity as Severity
+from stepgraph.runtime.compile_rules import debug_compiles_nothing, pieces
+from stepgraph.runtime.config import Backend, Debug, DecodePhase, GraphConfig
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import Ladder
 from stepgraph.runtime.support import AttentionCGSupport
@@ -28,27 +30,6 @@ class AttentionGroup:
     def __post_init__(self) -> None:
         if self.max_query_len is not None and self.max_query_len < 1:
             raise ConfigError(f"attention {self.name}: max_query_len {self.max_query_len} must be at least 1")
-
-
-class Severity(StrEnum):
-    INFO = "info"  # nothing that was asked for is lost
-    WARNING = "warning"  # batches run in a lesser mode than asked for
-    ERROR = "error"  # cannot work
-
-
-@dataclass(frozen=True)
-class Change:
-    """One setting that a rule changed. where: the setting, such as `prefill.backend`."""
-
-    where: str
-    before: str
-    after: str
-    rule: str
-    reason: str
-    severity: Severity
-
-    def __str__(self) -> str:
-        return f"{self.where} {self.before} → {self.after} ({self.rule}): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -115,15 +96,6 @@ _ANYTHING = AttentionGroup("none", AttentionCGSupport.ALWAYS)
 Rule = Callable[[GraphConfig, _Facts], tuple[GraphConfig, list[Change]]]
 
 
-def _debug_compiles_nothing(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list[Change]]:
-    """Every kernel in a break leaves nothing to compile."""
-    if config.compile is Compile.OFF or config.debug not in (Debug.EAGER_THROUGH_GRAPH, Debug.BREAK_EVERY_OP):
-        return config, []
-    reason = f"debug={config.debug} runs every kernel in a break"
-    change = Change("compile", config.compile, Compile.OFF, "debug-compiles-nothing", reason, Severity.INFO)
-    return replace(config, compile=Compile.OFF), [change]
-
-
 def _debug_breaks(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list[Change]]:
     """With everything in a break there is no full graph, and attention may be of any level."""
     if config.debug not in (Debug.EAGER_THROUGH_GRAPH, Debug.BREAK_EVERY_OP):
@@ -172,27 +144,6 @@ def _full_prefill(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list
     said = f"attention backend {reason}; mixed batches take BREAKABLE, with attention in the breaks"
     change = Change("prefill.backend", "full", Backend.BREAKABLE, rule, said, Severity.WARNING)
     return replace(config, prefill=replace(config.prefill, backend=Backend.BREAKABLE)), [change]
-
-
-def _pieces(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list[Change]]:
-    """Segments between breaks are piecewise where they are compiled, and breakable where they are not."""
-    if config.compile is Compile.OFF:
-        before, after = Backend.PIECEWISE, Backend.BREAKABLE
-        rule, severity = "piecewise-needs-compile", Severity.WARNING
-        reason = "nothing is compiled; set compile, or ask for breakable"
-    else:
-        before, after = Backend.BREAKABLE, Backend.PIECEWISE
-        rule, severity = "compiled-is-piecewise", Severity.INFO
-        reason = f"compile={config.compile} compiles what lies between the breaks"
-    changes = []
-    decode, prefill = config.decode, config.prefill
-    if decode.backend is before:
-        decode = replace(decode, backend=after)
-        changes.append(Change("decode.backend", before, after, rule, reason, severity))
-    if prefill.backend is before:
-        prefill = replace(prefill, backend=after)
-        changes.append(Change("prefill.backend", before, after, rule, reason, severity))
-    return replace(config, decode=decode, prefill=prefill), changes
 
 
 def _query_lengths(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list[Change]]:
@@ -259,11 +210,11 @@ def _slots_fit(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list[Ch
 
 
 RULES: tuple[Rule, ...] = (
-    _debug_compiles_nothing,
+    debug_compiles_nothing,
     _debug_breaks,
     _full_needs_support,
     _full_prefill,
-    _pieces,
+    pieces,
     _query_lengths,
     _ladders_fit,
     _slots_fit,

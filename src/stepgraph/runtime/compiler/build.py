@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
 from stepgraph.runtime.compiler.overlap import join_overlapping
-from stepgraph.runtime.compiler.trace import Layout, TracedPiece
+from stepgraph.runtime.compiler.pieces import Layout, TracedPiece
 from stepgraph.runtime.errors import CaptureError
 
 Compiled = Callable[..., Sequence[torch.Tensor]]

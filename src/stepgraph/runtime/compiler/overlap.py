@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from stepgraph.runtime.compiler.trace import Ref, Span, TracedPiece
+from stepgraph.runtime.compiler.pieces import Ref, Span, TracedPiece
 from stepgraph.runtime.errors import CaptureError
 
 

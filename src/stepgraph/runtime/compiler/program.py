@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from stepgraph.runtime.breaks import graph_break
 from stepgraph.runtime.compiler.build import Compiled, PieceCompiler
-from stepgraph.runtime.compiler.trace import Ref, Span, Trace, TracedBreak, TracedPiece
+from stepgraph.runtime.compiler.pieces import Ref, Span, Trace, TracedBreak, TracedPiece
 from stepgraph.runtime.platforms.tape.opaque import opaque
 from stepgraph.runtime.regions import region
 
