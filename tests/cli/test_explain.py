@@ -117,6 +117,7 @@ def test_the_example_and_its_table_of_backends(capsys: pytest.CaptureFixture[str
     assert report["backends"][1]["gets"] == {
         "full": "breakable (full-prefill-needs-always)",
         "breakable": "breakable",
+        "piecewise": "breakable (piecewise-needs-compile)",
         "disabled": "disabled",
     }
     (change,) = report["changes"]
@@ -172,7 +173,7 @@ GOOD = {"max_requests": 8, "max_tokens": 64}
         (GOOD | {"lader": 1}, "unknown: lader; known here are max_requests, max_tokens, decode"),
         (GOOD | {"decode": 0}, "decode must be an object, got 0"),
         (GOOD | {"decode": {"backends": "full"}}, "unknown: decode.backends"),
-        (GOOD | {"decode": {"backend": "half"}}, "decode.backend must be one of full, breakable, disabled"),
+        (GOOD | {"decode": {"backend": "half"}}, "decode.backend must be one of full, breakable, piecewise, disabled"),
         (GOOD | {"decode": {"backend": ["full"]}}, "decode.backend must be one of"),
         (GOOD | {"decode": {"query_lens": 4}}, "decode.query_lens must be a list"),
         (GOOD | {"decode": {"query_lens": ["4"]}}, "decode.query_lens must be a whole number"),

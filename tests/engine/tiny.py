@@ -35,7 +35,9 @@ CONFIG = ModelConfig(
 )
 
 
-def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> DecoderModel:
+def tiny_model(
+    device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, operations: str | None = None
+) -> DecoderModel:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -61,7 +63,7 @@ def tiny_model(device: torch.device | str = "cpu", dtype: torch.dtype = torch.fl
             ("mlp.down_proj", c.hidden_size, c.intermediate_size),
         ):
             weights[f"{prefix}{name}.weight"] = random(rows, columns)
-    return DecoderModel(c, weights, c.max_position_embeddings)
+    return DecoderModel(c, weights, c.max_position_embeddings, operations)
 
 
 def tiny_graphs(
@@ -71,10 +73,13 @@ def tiny_graphs(
     device: torch.device | str = "cpu",
     max_num_seqs: int = 16,
     chunk_tokens: int = 64,
+    compile: str = "off",
 ) -> GraphConfig:
     """The configuration that `tiny_engine` takes by the same arguments."""
     tokens = most_tokens(chunk_tokens, max_num_seqs)
-    return graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=device)  # type: ignore[arg-type]
+    return graph_config(  # type: ignore[arg-type]
+        graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=device, compile=compile
+    )
 
 
 def tiny_engine(
@@ -86,11 +91,12 @@ def tiny_engine(
     num_blocks: int = 400,
     chunk_tokens: int = 64,
     max_model_len: int = 256,
+    operations: str | None = None,
     **options: Any,
 ) -> EngineCore:
     shape = AttentionShape(CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim, BLOCK_SIZE)
     core = EngineCore(
-        tiny_model(device),
+        tiny_model(device, operations=operations),
         get_backend(None, device, shape),
         tiny_graphs(graphs, ladder, device=device, max_num_seqs=max_num_seqs, chunk_tokens=chunk_tokens),
         max_num_seqs=max_num_seqs,

@@ -62,8 +62,14 @@ def test_names_and_lists_become_what_they_stand_for() -> None:
         (lambda: PrefillPhase(pad_floor=1.5), "pad_floor: 1.5 is not a whole number"),
         (lambda: PrefillPhase(pad_factor="2"), "pad_factor 2 must be"),
         (lambda: PrefillPhase(max_requests=2.0), "max_requests: 2.0 is not a whole number"),
-        (lambda: PrefillPhase("eager"), "prefill: unknown backend 'eager'; known are full, breakable, disabled"),
-        (lambda: DecodePhase("FULL", DECODE), "decode: unknown backend 'FULL'; known are full, breakable, disabled"),
+        (
+            lambda: PrefillPhase("eager"),
+            "prefill: unknown backend 'eager'; known are full, breakable, piecewise, disabled",
+        ),
+        (
+            lambda: DecodePhase("FULL", DECODE),
+            "decode: unknown backend 'FULL'; known are full, breakable, piecewise, disabled",
+        ),
         (lambda: DecodePhase(None, DECODE), "decode: unknown backend None"),
         (lambda: DecodePhase(Backend.FULL, [1, 2]), r"decode: ladder \[1, 2\] is not a Ladder"),
         (lambda: DecodePhase(query_lens=4), r"query lengths 4: give them as a tuple, such as \(1,\)"),

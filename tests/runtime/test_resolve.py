@@ -1,6 +1,7 @@
 """Every rule that changes a configuration, what it leaves behind, and what is refused."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from stepgraph.runtime import Backend, ConfigError, GraphConfig, Ladder
 from stepgraph.runtime.config import Debug, DecodePhase, PrefillPhase
+from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.resolve import AttentionGroup, Change, Resolution, Severity, resolve
 from stepgraph.runtime.support import AttentionCGSupport as Support
@@ -170,3 +172,29 @@ def test_a_resolution_is_quick() -> None:
         return time.perf_counter() - started
 
     assert min(seconds() for _ in range(20)) < 1e-3
+
+
+def test_compiled_segments_are_piecewise_and_others_breakable() -> None:
+    groups = [AttentionGroup("flash", Support.UNIFORM_BATCH)]
+    resolution = resolved(replace(config(), compile="inductor"), *groups)
+    assert [change.rule for change in resolution.changes] == ["full-prefill-needs-always", "compiled-is-piecewise"]
+    assert resolution.config.prefill.backend is Backend.PIECEWISE and resolution.config.decode.backend is FULL
+    assert Mode.PIECEWISE in capture_keys(resolution.config, max_requests=16, max_tokens=64).values()
+    resolution = resolved(config(Backend.PIECEWISE, DISABLED))
+    assert only(resolution).rule == "piecewise-needs-compile" and resolution.config.decode.backend is BREAKABLE
+    with pytest.raises(ConfigError, match="set compile, or ask for breakable"):
+        resolved(config(Backend.PIECEWISE, DISABLED), strict=True)
+
+
+def test_a_debug_mode_of_breaks_compiles_nothing() -> None:
+    asked = replace(config(DISABLED, Backend.PIECEWISE), compile="inductor", debug=Debug.BREAK_EVERY_OP)
+    resolution = resolved(asked)
+    assert [change.rule for change in resolution.changes] == ["debug-compiles-nothing", "piecewise-needs-compile"]
+    assert (resolution.config.compile, resolution.config.prefill.backend) == ("off", BREAKABLE)
+
+
+@pytest.mark.parametrize("compile", ["off", "inductor"])
+def test_vllms_piecewise_is_compiled_where_anything_is(compile: str) -> None:
+    preset = GraphConfig.preset("FULL_AND_PIECEWISE", ladder=ROWS, prefill_ladder=TOKENS, compile=compile)
+    assert preset.prefill.backend is (BREAKABLE if compile == "off" else Backend.PIECEWISE)
+    assert not resolved(preset, strict=True).changes

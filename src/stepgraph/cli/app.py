@@ -16,7 +16,7 @@ from stepgraph import __version__
 from stepgraph.cli.account import account_command
 from stepgraph.cli.launch import launch_command
 from stepgraph.cli.memory_commands import memory_command, plan_app
-from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
+from stepgraph.cli.options import Compiler, Device, DType, Graphs, one_line_errors
 from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 from stepgraph.cli.sweep import sweep_command
@@ -59,6 +59,9 @@ def run_command(
         Graphs,
         typer.Option(help="Replay steps as graphs, as graphs around attention, or run them eagerly; or vLLM's modes."),
     ] = Graphs.FULL,
+    compile: Annotated[
+        Compiler, typer.Option(help="Compile the step between its breaks, with inductor: slow to start.")
+    ] = Compiler.OFF,
     ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
     device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
     attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
@@ -115,6 +118,7 @@ def run_command(
                 file=file,
                 model=model,
                 graphs=graphs.value,
+                compile=compile.value,
                 ladder=ladder,
                 device=None if device is None else device.value,
                 attention=attention,

@@ -103,6 +103,8 @@ def print_run(report: Mapping[str, Any]) -> None:
     captured = {"requests": report["captured_sizes"], "tokens": report["captured_tokens"]}
     sizes = [f"{', '.join(map(str, some))} {_unit(kind, some[-1])}" for kind, some in captured.items() if some]
     table.add_row("capture", f"{seconds['capture']:.2f} s ({'; '.join(sizes) or 'no graphs'})")
+    if report["compile"] is not None:
+        table.add_row("compile", _compiled(report["compile"], report["compiled_while_serving"]))
     table.add_row("memory", _memory(report["memory"]))
     for kind, coverage in (("requests", report["coverage"]), ("tokens", report["coverage_mixed"])):
         if captured[kind]:
@@ -116,6 +118,13 @@ def print_run(report: Mapping[str, Any]) -> None:
     table.add_row("tokens", f"{report['tokens']['prompt']} in prompts, {report['tokens']['generated']} generated")
     table.add_row("speed", f"decode {_speed(speed['decode'])}, overall {_speed(speed['overall'])}")
     Console().print(table)
+
+
+def _compiled(total: Mapping[str, Any], serving: Mapping[str, Any]) -> str:
+    sizes = f"{total['steps']} sizes in {total['pieces']} pieces, {total['distinct']} of them distinct"
+    said = f"{total['seconds']:.2f} s ({total['backend']}: {sizes})"
+    late = f"; of that {serving['steps']} while serving, {serving['seconds']:.2f} s" if serving["steps"] else ""
+    return said + late
 
 
 def _memory(memory: Mapping[str, Any]) -> str:

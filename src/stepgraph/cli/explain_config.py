@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stepgraph.runtime.config import Backend, Debug, DecodePhase, GraphConfig, PrefillPhase
+from stepgraph.runtime.config import Backend, Compile, Debug, DecodePhase, GraphConfig, PrefillPhase
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import LARGEST, Ladder
 from stepgraph.runtime.resolve import AttentionGroup
@@ -136,11 +136,12 @@ def _question(fields: _Fields) -> Question:
     cases = fields.integers("lora_cases", (0,), low=0)
     warmups = fields.integer("warmups", 1)
     debug = Debug(fields.choice("debug", tuple(Debug), Debug.OFF))
+    compile = Compile(fields.choice("compile", tuple(Compile), Compile.OFF))
     value = fields.take("attention")
     groups = [] if value is None else _list(value, "attention")
     attention = tuple(_attention(_Fields(group, f"attention[{i}]")) for i, group in enumerate(groups))
     fields.end()
-    config = GraphConfig(decode, prefill, cases, warmups, debug)
+    config = GraphConfig(decode, prefill, cases, warmups, debug, compile=compile)
     graphs = (len(decode.ladder or ()) * len(decode.query_lens) + len(prefill.ladder or ())) * len(cases)
     if graphs > MOST_GRAPHS:
         raise ConfigError(f"{graphs} graphs; at most {MOST_GRAPHS} are explained, and far fewer fit a GPU")

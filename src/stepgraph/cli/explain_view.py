@@ -13,7 +13,7 @@ from rich.table import Table
 from stepgraph.measure.picture import new_picture, require_picture, save_picture
 from stepgraph.runtime.dispatch import Decision, Mode
 
-COLOURS = {Mode.FULL: "tab:blue", Mode.BREAKABLE: "tab:orange", Mode.EAGER: "tab:red"}
+COLOURS = {Mode.FULL: "tab:blue", Mode.BREAKABLE: "tab:orange", Mode.PIECEWISE: "tab:green", Mode.EAGER: "tab:red"}
 
 
 def print_report(report: Mapping[str, Any]) -> None:

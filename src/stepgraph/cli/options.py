@@ -22,6 +22,12 @@ class Graphs(StrEnum):
     VLLM_FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
 
 
+class Compiler(StrEnum):
+    OFF = "off"
+    INDUCTOR = "inductor"
+    AOT_EAGER = "aot_eager"
+
+
 class Device(StrEnum):
     CPU = "cpu"
     CUDA = "cuda"

@@ -40,6 +40,7 @@ class RunOptions:
     file: Path | None = None
     model: str | None = None
     graphs: Graphs = "full"
+    compile: str = "off"
     ladder: str = "vllm"
     device: str | None = None
     attention: str | None = None
@@ -137,6 +138,7 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             device=options.device,
             dtype=options.dtype,
             graphs=options.graphs,
+            compile=options.compile,
             ladder=Ladder.parse(options.ladder, max(LONGEST_RULE, rows)),
             max_num_seqs=rows,
             memory_fraction=options.memory_fraction,

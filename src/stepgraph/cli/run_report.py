@@ -29,12 +29,14 @@ def make_report(
     Steps are `uniform`, which is decoding, or `mixed`, which is prefill and the decoding beside it. rows: tokens that
     were computed; the same as requests where steps are uniform. captured_sizes: in requests, captured_tokens: those of
     mixed steps. coverage, coverage_mixed: what batches of 1, 2, 3, ... requests, or tokens, are padded to; null: eager.
+    compile: what compiling has taken in all, null where nothing is compiled; compiled_while_serving: of that.
     breaks: of breakable graphs, how often each was called at replays, and the host's µs a call; null: never called.
     started, first_at, stopped: seconds on one clock: before the first prompt, at the first text, after the last.
     tokens_per_second: `overall` is all generated tokens over the whole time; `decode` leaves out each request's
     first token and the time until the first text; null where there is nothing to divide.
     """
     capture, stats, runner = llm.capture_report, llm.stats.as_dict(), llm.core.runner
+    compiled = runner.compile_total()
     generated = sum(len(output.outputs[0].token_ids) for output in outputs)
     return {
         "model": options.model or "demo model SmolLM2-135M-Instruct",
@@ -44,6 +46,7 @@ def make_report(
         "operations": llm.core.model.operations.name,
         "adapter": None if options.adapter is None else str(options.adapter),
         "graphs": options.graphs,
+        "compile": None if compiled is None else asdict(compiled),
         "ladder": options.ladder,
         "changes": [asdict(change) for change in llm.resolution.changes],
         "captured_sizes": sorted(key.num_reqs for key in capture.graphs if key.num_reqs is not None),
@@ -59,6 +62,7 @@ def make_report(
         "modes": stats["modes"],
         "reasons": stats["reasons"],
         "routes": stats["routes"],
+        "compiled_while_serving": {"steps": stats["compiles"], "seconds": stats["compile_seconds"]},
         "breaks": [_break_cost(name, total) for name, total in runner.break_costs().items()],
         "tokens": {"prompt": sum(len(output.prompt_token_ids) for output in outputs), "generated": generated},
         "seconds": {"load": llm.load_seconds, "capture": capture.seconds, "generate": stopped - started},

@@ -22,11 +22,12 @@ from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
 from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
 from stepgraph.engine.step import DecoderStep, step_slots
 from stepgraph.ops.attention import AttentionBackend
+from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import Sampler, sample
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress
-from stepgraph.runtime.config import GraphConfig
+from stepgraph.runtime.config import Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError, ReplayError
 from stepgraph.runtime.memory.cost import Left
 from stepgraph.runtime.platforms.virtual import VirtualMemory
@@ -79,6 +80,7 @@ class EngineCore:
                 f"graphs: the engine decodes one token a step without adapters; query lengths "
                 f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
+        choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF)
         self.model, self.attention = model, attention
         self.penalties, self.lora = penalties, lora
         self.max_model_len = max_model_len
@@ -155,8 +157,10 @@ class EngineCore:
         self.eager_left += Left.between(before, platform.memory())
 
     @torch.inference_mode()
-    def verify(self, *, seed: int = 0) -> VerifyReport:
+    def verify(self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0) -> VerifyReport:
         """Replay every captured key against eager, on random batches; see `GraphRunner.verify`. Overwrites the cache.
+
+        rtol, atol: what a compiler's own arithmetic (inductor) needs, which rounds otherwise than eager.
 
         Raises:
             ReplayError: requests are under way.
@@ -181,7 +185,7 @@ class EngineCore:
             self.lora.fill_free(torch.Generator().manual_seed(seed))
         self._rows_staged = 0
         with self._cache_cut_to(1 + len(verified)):
-            return self.runner.verify(batches, seed=seed)
+            return self.runner.verify(batches, seed=seed, rtol=rtol, atol=atol)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:

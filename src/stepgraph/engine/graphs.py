@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from stepgraph.runtime.config import Backend, GraphConfig
+from stepgraph.runtime.config import Backend, Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import LARGEST, Ladder, vllm_default_ceiling
 
@@ -26,10 +26,12 @@ def graph_config(
     step_tokens: int,
     device: torch.device | str,
     lazy: bool = False,
+    compile: Compile | str = Compile.OFF,
 ) -> GraphConfig:
     """The engine's graph configuration, before the attention backend had its say.
 
     ladder: of decode, in requests; by default vLLM's. Rungs above the one that holds `max_num_seqs` are left out.
+    compile: what compiles the step between its breaks.
     step_tokens: most tokens of a step, where the ladder of prefill ends. On a GPU it is SGLang's.
 
     Raises:
@@ -47,12 +49,14 @@ def graph_config(
             raise ConfigError("ladder: graphs is a GraphConfig, which has ladders of its own; give only one of them")
         if lazy:
             raise ConfigError("lazy: graphs is a GraphConfig, which says so itself: GraphConfig(lazy=True)")
+        if compile != Compile.OFF:
+            raise ConfigError("compile: graphs is a GraphConfig, which has a setting of its own; give only one of them")
         return graphs
     if graphs not in get_args(Graphs):
         raise ConfigError(f"graphs: {graphs!r} is not one of {', '.join(get_args(Graphs))}")
     mode = _VLLM_NAMES.get(graphs, graphs)
     if mode == "NONE":
-        return GraphConfig()
+        return GraphConfig.preset(mode, compile=compile)
     if ladder is None:
         ladder = Ladder.vllm(max(vllm_default_ceiling(max_num_seqs), max_num_seqs))
     rung = ladder.rung(max_num_seqs)
@@ -62,7 +66,7 @@ def graph_config(
             f"add a size of at least {max_num_seqs} or lower max_num_seqs"
         )
     prefill = _prefill_ladder(step_tokens, torch.device(device))
-    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill, lazy=lazy)
+    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill, lazy=lazy, compile=compile)
 
 
 def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:

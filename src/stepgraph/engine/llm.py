@@ -32,7 +32,7 @@ from stepgraph.ops.attention import AttentionShape, get_backend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.capture import CaptureReport, Progress
-from stepgraph.runtime.config import GraphConfig
+from stepgraph.runtime.config import Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError, StepgraphError
 from stepgraph.runtime.ladder import Ladder
 from stepgraph.runtime.platforms import platform_for
@@ -61,6 +61,9 @@ class LLM:
     graphs: `full` runs decode and prefill through captured graphs, `breakable` through graphs with attention between
         them, `disabled` eagerly; vLLM's names choose by phase (`FULL_AND_PIECEWISE`), and a GraphConfig chooses all.
         What the attention backend cannot do is changed, with a warning; `resolution` tells.
+    compile: `inductor` compiles the step between its breaks, which takes minutes, on a GPU with the `reference`
+        operations. `breakable` and vLLM's PIECEWISE are then piecewise: each compiled piece has a graph of its own.
+        `aot_eager` takes the same way and changes nothing, for tests.
     ladder: captured decode sizes, in requests. By default vLLM's. It must hold `max_num_seqs`; larger rungs are left
         out. Prefill is captured at sizes in tokens up to `chunk_tokens`: SGLang's on a GPU, a few on a CPU.
     max_num_seqs: requests that decode at once; by default 256 on a GPU and 16 on a CPU, where capturing takes longer.
@@ -95,6 +98,7 @@ class LLM:
         device: str | None = None,
         dtype: torch.dtype | str = "auto",
         graphs: Graphs | GraphConfig = "full",
+        compile: Compile | str = Compile.OFF,
         ladder: Ladder | None = None,
         max_num_seqs: int | None = None,
         max_model_len: int | None = None,
@@ -118,9 +122,12 @@ class LLM:
         if chunk_tokens is None:
             chunk_tokens = _GPU_CHUNK if target.type == "cuda" else _CPU_CHUNK
         tokens = most_tokens(chunk_tokens, max_num_seqs)
-        config = graph_config(graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target, lazy=lazy)
+        config = graph_config(
+            graphs, ladder, max_num_seqs=max_num_seqs, step_tokens=tokens, device=target, lazy=lazy, compile=compile
+        )
         config = with_cases(config, lora)
-        operations = choose_operations(operations, target)  # before the weights, which take a while
+        compiled = config.compile is not Compile.OFF
+        operations = choose_operations(operations, target, compiled=compiled)  # before the weights, which take a while
         choose_token = get_sampler(sampler)
         started = time.perf_counter()
         rows = largest_batch(config, max_num_seqs)

@@ -108,8 +108,10 @@ class OperationSet(Protocol):
 _DEVICE_TYPES = {"unfused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
 
 
-def choose_operations(name: str | None, device: torch.device | str) -> str:
+def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False) -> str:
     """The set that runs on a device: `name`, or the preferred one for None.
+
+    compiled: whether torch's compiler is to see what it does; it sees no kernels that are launched past torch.
 
     Raises:
         ConfigError: an unknown name, a set that does not run there, or one whose packages are missing.
@@ -118,6 +120,10 @@ def choose_operations(name: str | None, device: torch.device | str) -> str:
     here = [known for known, kinds in _DEVICE_TYPES.items() if kind in kinds]
     if find_spec("triton") is None and "unfused" in here:
         here.remove("unfused")
+    if compiled:
+        if name == "unfused":
+            raise ConfigError("operations: torch's compiler does not see the kernels of 'unfused'; use reference")
+        here = [known for known in here if known != "unfused"]
     usable = f"available on {kind}: {', '.join(here) or 'none'}"
     if name is None:
         if not here:

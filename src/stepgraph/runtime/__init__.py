@@ -6,7 +6,8 @@ from stepgraph.runtime.breaks import graph_break
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport
 from stepgraph.runtime.capture_guard import no_captures
-from stepgraph.runtime.config import Backend, Debug, DecodePhase, GraphConfig, PrefillPhase
+from stepgraph.runtime.compiler.steps import CompileTotal
+from stepgraph.runtime.config import Backend, Compile, Debug, DecodePhase, GraphConfig, PrefillPhase
 from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode, Reason
 from stepgraph.runtime.errors import CaptureError, ConfigError, InputError, ReplayError, StepgraphError
 from stepgraph.runtime.ladder import Ladder, sglang_default_ceiling, vllm_default_ceiling
@@ -31,6 +32,8 @@ __all__ = [
     "CaptureError",
     "CaptureReport",
     "Change",
+    "Compile",
+    "CompileTotal",
     "ConfigError",
     "Debug",
     "Decision",

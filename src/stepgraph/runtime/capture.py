@@ -185,7 +185,7 @@ def _record(pool: GraphPool, mode: Mode, debug: Debug, step: Callable[[], T]) ->
         return platform.record_eager(step)
     if debug is Debug.BREAK_EVERY_OP:
         return platform.record_breakable(step, handle, every_op=True)
-    return platform.record_breakable(step, handle) if mode is Mode.BREAKABLE else platform.record(step, handle)
+    return platform.record(step, handle) if mode is Mode.FULL else platform.record_breakable(step, handle)
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -13,6 +13,7 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
+from stepgraph.runtime.compiler.steps import CompiledSteps, CompileTotal
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.dispatch import Decision
 from stepgraph.runtime.errors import CaptureError, InputError
@@ -33,6 +34,7 @@ class Captured:
     buffers: StaticBuffers
     pool: GraphPool
     _graphs: Graphs
+    _compiled: CompiledSteps | None
     _session: CaptureSession | None  # of the graphs that are there
     _live: LiveBatches
     _audit: AddressAudit
@@ -148,10 +150,14 @@ class Captured:
         """What each break has cost the host so far, by name. The device's side: `graph(...).recording.measure()`."""
         return self._graphs.break_costs()
 
+    def compile_total(self) -> CompileTotal | None:
+        """What compiling has taken so far, and how much of it while serving; None where nothing is compiled."""
+        return None if self._compiled is None else self._compiled.total()
+
     def _capture(self, progress: Progress | None) -> CaptureReport:
         if self._graphs:
             raise CaptureError("captured already; call release() first")
-        self._session = CaptureSession(self.config, self.buffers, self.pool, self._run)
+        self._session = CaptureSession(self.config, self.buffers, self.pool, self._run, self._compiled)
         try:
             report = self._session.start(progress)
         except BaseException:
@@ -174,6 +180,8 @@ class Captured:
         self._graphs.release()
         self._graphs = Graphs(self.config, self.buffers, CaptureReport(), {})
         self._session = None  # and with it the outputs
+        if self._compiled is not None:
+            self._compiled.forget()
         self._audit.forget()
         self.pool.renew()
         self.pool.platform.give_back()

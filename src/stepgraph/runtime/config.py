@@ -18,7 +18,18 @@ class Backend(StrEnum):
 
     FULL = "full"
     BREAKABLE = "breakable"
+    PIECEWISE = "piecewise"
+    """As `breakable`, and what lies between two breaks is compiled; see `Compile`."""
     DISABLED = "disabled"
+
+
+class Compile(StrEnum):
+    """What compiles a step, in pieces between its breaks: a backend of torch's compiler, or nothing."""
+
+    OFF = "off"
+    INDUCTOR = "inductor"
+    AOT_EAGER = "aot_eager"
+    """Traces and changes nothing; for tests."""
 
 
 class Debug(StrEnum):
@@ -88,6 +99,8 @@ class GraphConfig:
     lora_cases: numbers of active adapters that are captured; a live count takes the next one up.
     warmups: eager runs before each recording, so that kernels are compiled and workspaces grown. 0: one before the
         first of each kind, and before those that cannot be recorded without.
+    compile: whether captured steps are compiled, in pieces between their breaks. With `full` the pieces share a graph,
+        with `breakable` or `piecewise` each has its own; a phase that is disabled runs them without graphs.
     lazy: at first only the largest size of each kind is recorded, whose memory the others share; those follow when the
         runner's `capture_pending` is called, and until then their batches run eagerly.
 
@@ -101,6 +114,7 @@ class GraphConfig:
     warmups: int = 1
     debug: Debug = Debug.OFF
     lazy: bool = False
+    compile: Compile = Compile.OFF
 
     def __post_init__(self) -> None:
         _whole_numbers([self.warmups], "graphs: warmups")
@@ -110,6 +124,7 @@ class GraphConfig:
         if not self.lora_cases or min(self.lora_cases) < 0 or list(self.lora_cases) != sorted(set(self.lora_cases)):
             raise ConfigError(f"graphs: LoRA cases {self.lora_cases} must ascend from 0 or more, each once")
         _set(self, "debug", _chosen(Debug, self.debug, "graphs: unknown debug"))
+        _set(self, "compile", _chosen(Compile, self.compile, "graphs: unknown compiler"))
 
     @classmethod
     def preset(
@@ -122,21 +137,26 @@ class GraphConfig:
         warmups: int = 1,
         debug: Debug | str = Debug.OFF,
         lazy: bool = False,
+        compile: Compile | str = Compile.OFF,
     ) -> GraphConfig:
         """A configuration by vLLM's mode names: NONE, FULL_DECODE_ONLY, FULL, PIECEWISE, FULL_AND_PIECEWISE.
 
-        Its piecewise graphs are breakable ones here. ladder: of decode, in requests. prefill_ladder: in tokens.
+        Its piecewise graphs are breakable ones where nothing is compiled.
+
+        ladder: of decode, in requests. prefill_ladder: in tokens.
 
         Raises:
             ConfigError: an unknown mode, or a phase without its ladder.
         """
-        full, breakable, disabled = Backend.FULL, Backend.BREAKABLE, Backend.DISABLED
+        compiler = _chosen(Compile, compile, "graphs: unknown compiler")
+        full, disabled = Backend.FULL, Backend.DISABLED
+        pieces = Backend.BREAKABLE if compiler is Compile.OFF else Backend.PIECEWISE
         modes = {
             "NONE": (disabled, disabled),
             "FULL_DECODE_ONLY": (full, disabled),
             "FULL": (full, full),
-            "PIECEWISE": (breakable, breakable),
-            "FULL_AND_PIECEWISE": (full, breakable),
+            "PIECEWISE": (pieces, pieces),
+            "FULL_AND_PIECEWISE": (full, pieces),
         }
         if mode not in modes:
             raise ConfigError(f"graphs: unknown mode {mode!r}; known are {', '.join(modes)}")
@@ -147,6 +167,7 @@ class GraphConfig:
             warmups=warmups,
             debug=_chosen(Debug, debug, "graphs: unknown debug"),
             lazy=lazy,
+            compile=compiler,
         )
 
 

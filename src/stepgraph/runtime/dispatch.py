@@ -21,6 +21,7 @@ class Mode(StrEnum):
 
     FULL = "FULL"
     BREAKABLE = "BREAKABLE"
+    PIECEWISE = "PIECEWISE"
     EAGER = "EAGER"
 
 

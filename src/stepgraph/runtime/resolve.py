@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from stepgraph.runtime.changes import Change as Change
+from stepgraph.runtime.changes import Severity as Severity
+from stepgraph.runtime.compile_rules import debug_compiles_nothing, pieces
 from stepgraph.runtime.config import Backend, Debug, DecodePhase, GraphConfig
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import Ladder
@@ -28,27 +30,6 @@ class AttentionGroup:
     def __post_init__(self) -> None:
         if self.max_query_len is not None and self.max_query_len < 1:
             raise ConfigError(f"attention {self.name}: max_query_len {self.max_query_len} must be at least 1")
-
-
-class Severity(StrEnum):
-    INFO = "info"  # nothing that was asked for is lost
-    WARNING = "warning"  # batches run in a lesser mode than asked for
-    ERROR = "error"  # cannot work
-
-
-@dataclass(frozen=True)
-class Change:
-    """One setting that a rule changed. where: the setting, such as `prefill.backend`."""
-
-    where: str
-    before: str
-    after: str
-    rule: str
-    reason: str
-    severity: Severity
-
-    def __str__(self) -> str:
-        return f"{self.where} {self.before} → {self.after} ({self.rule}): {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -229,9 +210,11 @@ def _slots_fit(config: GraphConfig, facts: _Facts) -> tuple[GraphConfig, list[Ch
 
 
 RULES: tuple[Rule, ...] = (
+    debug_compiles_nothing,
     _debug_breaks,
     _full_needs_support,
     _full_prefill,
+    pieces,
     _query_lengths,
     _ladders_fit,
     _slots_fit,

@@ -15,7 +15,8 @@ from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport
 from stepgraph.runtime.capture_guard import no_captures
 from stepgraph.runtime.captured import Captured
-from stepgraph.runtime.config import Debug, GraphConfig
+from stepgraph.runtime.compiler.steps import CompiledSteps
+from stepgraph.runtime.config import Compile, Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.graphs import Graphs
@@ -83,6 +84,9 @@ class GraphRunner(Captured):
         self._request_slots = config.prefill.max_requests
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._session = None
+        self._compiled = None
+        if config.compile is not Compile.OFF:
+            self._compiled = CompiledSteps(self._run, config.compile.value, self.stats.compiled)
         self._live = LiveBatches(buffers)
         self._leases = None if config.debug is Debug.OFF else Leases(buffers.slab)
         self._told: set[tuple[Reason, bool]] = set()  # why uniform and other batches have fallen back so far
@@ -218,4 +222,6 @@ class GraphRunner(Captured):
             self._told.add(told)
             _log.warning("a step runs eagerly (%s): %s", decision.reason, decision.detail)
         with torch.no_grad(), no_captures() if self._graphs else nullcontext():
+            if self._compiled is not None and decision.reason is Reason.DISABLED:
+                return named_outputs(self._compiled.serve(decision.key))
             return named_outputs(self._run(decision.key))

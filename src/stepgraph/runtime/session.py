@@ -28,13 +28,20 @@ _log = logging.getLogger(__name__)
 class CaptureSession:
     """Records the keys of a configuration.
 
-    run: the step on the rows of a batch or key.
+    run: the step on the rows of a batch or key. compiled: the same, compiled, where the configuration asks for that;
+        its first call of each key compiles.
     """
 
     def __init__(
-        self, config: GraphConfig, buffers: StaticBuffers, pool: GraphPool, run: Callable[[BatchDescriptor], Any]
+        self,
+        config: GraphConfig,
+        buffers: StaticBuffers,
+        pool: GraphPool,
+        run: Callable[[BatchDescriptor], Any],
+        compiled: Callable[[BatchDescriptor], Any] | None = None,
     ) -> None:
         self._config, self._buffers, self._pool, self._run = config, buffers, pool, run
+        self._compiled = compiled
         self._keys = capture_keys(config, max_requests=buffers.max_requests, max_tokens=buffers.max_tokens)
         self._rows = {key: buffers.rows(key, config.prefill.max_requests) for key in self._keys}
         most_tokens = max((rows["token"] for rows in self._rows.values()), default=0)
@@ -88,11 +95,12 @@ class CaptureSession:
         self, keys: Mapping[BatchDescriptor, Mode], progress: Progress | None, seconds: float | None = None
     ) -> CaptureReport:
         config = self._config
+        warmups = config.warmups if self._compiled is None else 1 + max(1, config.warmups)  # the first compiles
         return capture_graphs(
             self._pool,
             keys,
             self._step,
-            warmups=config.warmups,
+            warmups=warmups,
             debug=config.debug,
             progress=progress,
             seconds=seconds,
@@ -100,7 +108,7 @@ class CaptureSession:
 
     def _step(self, key: BatchDescriptor) -> dict[str, torch.Tensor]:
         rows = self._rows[key]
-        return self.outputs.collect(self._run(key), rows["token"], rows["request"])
+        return self.outputs.collect((self._compiled or self._run)(key), rows["token"], rows["request"])
 
     def _probes(self, report: CaptureReport) -> list[BatchDescriptor]:
         """Batches that tell apart what the keys may not have told: tokens, requests, and a size that is always the

@@ -42,16 +42,26 @@ class Route:
 
 
 class Stats:
-    """Steps counted by route. Memory does not grow with the number of steps."""
+    """Steps counted by route. Memory does not grow with the number of steps.
+
+    compiles: steps that torch's compiler was run for while serving; compile_seconds: what that took.
+    """
 
     def __init__(self) -> None:
         self._recent: Counter[Decision] = Counter()  # counting a decision costs next to nothing
         self._folded: Counter[Route] = Counter()
+        self.compiles = 0
+        self.compile_seconds = 0.0
 
     def record(self, decision: Decision) -> None:
         self._recent[decision] += 1
         if len(self._recent) > MOST_DECISIONS:
             self._fold()
+
+    def compiled(self, seconds: float) -> None:
+        """A step was compiled while serving."""
+        self.compiles += 1
+        self.compile_seconds += seconds
 
     @property
     def steps(self) -> int:
@@ -85,6 +95,8 @@ class Stats:
             "modes": self.by_mode(),
             "reasons": self.by_reason(),
             "routes": self.routes(),
+            "compiles": self.compiles,
+            "compile_seconds": self.compile_seconds,
         }
 
     def to_prometheus(self, prefix: str = "stepgraph") -> str:
@@ -98,6 +110,8 @@ class Stats:
         for name, help_text, value in (
             ("real_rows", "Rows computed for a request.", self.real_rows),
             ("padded_rows", "Rows computed for no request.", self.padded_rows),
+            ("compiles", "Steps compiled while serving.", self.compiles),
+            ("compile_seconds", "Seconds in them.", self.compile_seconds),
         ):
             lines.append(f"# HELP {prefix}_{name}_total {help_text}")
             lines.append(f"# TYPE {prefix}_{name}_total counter")
