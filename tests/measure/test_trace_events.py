@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stepgraph.measure.trace import events as events_module
@@ -29,6 +29,7 @@ def read(path: Path) -> tuple[dict, list]:
 
 @settings(deadline=None, max_examples=60)
 @given(events=st.lists(VALUES, max_size=12), number=st.integers(), indent=st.sampled_from([None, 2]))
+@example(events=[None, 0.0], number=0, indent=None)  # cut behind the point
 def test_any_chunks_give_what_json_gives(
     tmp_path_factory: pytest.TempPathFactory, events: list, number: int, indent: int | None
 ) -> None:

@@ -20,6 +20,7 @@ MOST = 1 << 26
 
 _GZIP = b"\x1f\x8b"
 _BLANK = " \t\r\n"
+_GOES_ON = ("", *"0123456789+-.eE")
 
 
 @contextmanager
@@ -97,7 +98,8 @@ class _Reader:
                 if not self._more():
                     raise self._no_json(error.msg, error.pos) from None
                 continue
-            if stop < len(self._read) or not self._more():  # or it might go on in the next chunk
+            # A number might go on in the next chunk, after a point or an e as well.
+            if self._read[stop : stop + 1] not in _GOES_ON or not self._more():
                 self._at = stop
                 return value
 
