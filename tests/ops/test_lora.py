@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from ops.interpreter import check_interpreted
 from ops.layers import distance
 from ops.lora_cases import lora_case
 
 from stepgraph.ops.lora import LoraRows, ReferenceLora
 
-TESTS = Path(__file__).resolve().parent.parent
 SHAPES = [  # rows, columns in, ends of the parts, active adapters
     (1, 32, (48,), 1),
     (13, 40, (64, 80, 96), 3),
@@ -43,17 +38,7 @@ def test_a_larger_case_gives_the_same() -> None:
 
 
 def test_the_triton_form_agrees_under_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    paths = [str(TESTS.parent / "src"), str(TESTS)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(TESTS / "ops" / "interpreted_lora.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    check_interpreted("interpreted_lora.py")
 
 
 @pytest.mark.gpu

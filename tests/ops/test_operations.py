@@ -1,16 +1,13 @@
 """Operation sets: which one is chosen, and that each gives what the reference gives."""
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from engine.tiny import CONFIG, tiny_engine, tiny_model
+from ops.interpreter import check_interpreted
 from ops.layers import check_cache, distance, make_adapters, make_case, run
 
 from stepgraph.ops import operations
@@ -19,7 +16,6 @@ from stepgraph.ops.reference_set import ReferenceOperations
 from stepgraph.runtime import ConfigError
 from stepgraph.runtime.nodes import GraphNode
 
-TESTS = Path(__file__).resolve().parent.parent
 LENGTHS = [1, 0, 16, 17, 80, 31, 0]
 ADDED = re.compile("reduce|combine", re.IGNORECASE)  # launches that cuBLAS or attention add to their own
 
@@ -75,17 +71,7 @@ def test_padded_rows_write_to_block_0_only() -> None:
 
 
 def test_the_unfused_kernels_agree_with_the_reference_under_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    paths = [str(TESTS.parent / "src"), str(TESTS)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(TESTS / "ops" / "interpreted_unfused.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    check_interpreted("interpreted_unfused.py")
 
 
 @pytest.mark.gpu

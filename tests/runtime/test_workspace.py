@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -92,15 +93,17 @@ def test_what_was_made_in_inference_mode_is_written_outside_it() -> None:
     assert workspace.get("x", (2,), torch.float32).add_(1).eq(1).all()
 
 
+def twice_and_one(workspace: Workspace, x: torch.Tensor) -> torch.Tensor:
+    scratch = workspace.get("scratch", x.shape, x.dtype)
+    torch.mul(x, 2, out=scratch)
+    return scratch + 1
+
+
 def test_it_grows_in_the_warm_up_and_replays(device) -> None:
     platform, workspace = platform_for(device), Workspace(device)
     x = torch.ones(3, device=device)
 
-    def step() -> torch.Tensor:
-        scratch = workspace.get("scratch", x.shape, x.dtype)
-        torch.mul(x, 2, out=scratch)
-        return scratch + 1
-
+    step = partial(twice_and_one, workspace, x)
     platform.warm_up(step)
     recording, out = platform.record(step, platform.new_pool())
     workspace.lock()
@@ -114,11 +117,7 @@ def test_growth_after_a_recording_leaves_it_its_memory(device) -> None:
     platform, workspace = platform_for(device), Workspace(device)
     x = torch.ones(1024, device=device)
 
-    def step() -> torch.Tensor:
-        scratch = workspace.get("scratch", x.shape, x.dtype)
-        torch.mul(x, 2, out=scratch)
-        return scratch + 1
-
+    step = partial(twice_and_one, workspace, x)
     platform.warm_up(step)
     recording, out = platform.record(step, platform.new_pool())
     workspace.get("scratch", (2048,), torch.float32)

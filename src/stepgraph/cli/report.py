@@ -34,11 +34,10 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
     from stepgraph.measure.report.find import find_results
     from stepgraph.measure.report.page import make_page
     from stepgraph.measure.report.summary import gains
+    from stepgraph.measure.whole_file import write_whole
 
     found = find_results(folder)
-    unfinished = out.with_name(f"{out.name}.tmp")
-    unfinished.write_text(make_page(found), encoding="utf-8")
-    unfinished.replace(out)
+    write_whole(out, make_page(found))
     if as_json:
         told = {
             "page": str(out),

@@ -11,6 +11,7 @@ from typing import Any
 
 from stepgraph.measure.machine import commit, machine, versions
 from stepgraph.measure.stats import interval, quantiles
+from stepgraph.measure.whole_file import write_whole
 
 
 @dataclass(frozen=True)
@@ -112,9 +113,7 @@ def write_result(result: Mapping[str, Any], folder: Path) -> Path:
     """Write `result`, as `to_json` gives it, as NAME.json, whole or not at all. Raises OSError where it cannot."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{result['name']}.json"
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    write_whole(path, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     return path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepgraph.measure.sweep.cells import Key, key_of
+from stepgraph.measure.whole_file import write_whole
 from stepgraph.runtime.errors import ConfigError
 
 
@@ -26,10 +27,8 @@ class RowsFile:
         where it cannot be written."""
         self.rows[key_of(row)] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_name(f"{self.path.name}.tmp")
         lines = [json.dumps(each, ensure_ascii=False) for each in self.rows.values()]
-        unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        unfinished.replace(self.path)
+        write_whole(self.path, "\n".join(lines) + "\n")
 
 
 def read_rows(path: Path) -> dict[Key, dict[str, Any]]:
