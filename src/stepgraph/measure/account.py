@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from stepgraph.measure.stats import in_turns
+from stepgraph.measure.trace.dilation import without_profiler
 from stepgraph.measure.trace.kineto import TraceError, read_trace
 from stepgraph.measure.trace.steps import SYNCS_AFTER, SYNCS_BEFORE, split_steps
 from stepgraph.measure.trace.waterfall import StepWaterfall, lasting_gaps, waterfall
@@ -43,8 +44,9 @@ class Way:
 class Accounted:
     """What was found of one way.
 
-    steps: traced. profiled: µs by events of the same steps. plain: µs by events without a profiler, () where only a
-    trace is there. inside: µs between two reads of the device's clock, by the first and the last node of a graph.
+    steps: traced; where there is `plain`, without what the profiler added (`without_profiler`), so that the verdict
+    does not rest on it. profiled: µs by events of the same steps. plain: µs by events without a profiler, () where only
+    a trace is there.
     """
 
     name: str
@@ -78,7 +80,7 @@ class Accounted:
         """µs that events see and the waterfall's rows, each a median, do not add up to; None without events."""
         if not self.profiled:
             return None
-        rows = ("before_first", "busy", "gaps_device", "gaps_host")
+        rows = ("before_first", "busy", "gaps_device", "gaps_host", "profiler")
         return statistics.median(self.profiled) - sum(self.median(row) for row in rows)
 
 
@@ -103,7 +105,8 @@ def account(ways: Sequence[Way], count: int) -> list[Accounted]:
     found = []
     for way, without in zip(ways, plain, strict=True):
         steps, profiled = trace_steps(way, count)
-        found.append(Accounted(way.name, steps, profiled, without))
+        added = statistics.median(profiled) - statistics.median(without)
+        found.append(Accounted(way.name, without_profiler(steps, added), profiled, without))
     return found
 
 

@@ -49,6 +49,11 @@ class Call:
     thread: int
     correlation: int
 
+    @property
+    def is_graph(self) -> bool:
+        """Whether it launches a graph."""
+        return "GraphLaunch" in self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

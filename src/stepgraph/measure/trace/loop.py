@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from stepgraph.measure.trace.errors import TraceError
@@ -121,7 +121,7 @@ def _following(
             if gap.host and start == last:
                 before_first = gap.us
             else:
-                gaps.append(Gap(gap.us, gap.place - before, gap.after, gap.before, gap.host))
+                gaps.append(replace(gap, place=gap.place - before))
         waterfalls.append(_waterfall(step, mine, last, before_first, gaps))
         kept.append(step)
         launched.append(mine)
