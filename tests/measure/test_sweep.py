@@ -149,6 +149,7 @@ def test_a_cell_is_measured(graphs: str, device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_the_device_a_graph_is_submitted_sooner() -> None:
     work = Work(None, "cuda", 32, 30)
     full, eager = (measure_cell(tiny_model("cuda"), work, cell)["samples"] for cell in make_cells(["full", "disabled"]))
@@ -156,6 +157,7 @@ def test_on_the_device_a_graph_is_submitted_sooner() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_the_device_a_process_measures_row_after_row() -> None:
     work, cells = (
         Work("llama-3.2-1b", "cuda", 64, 5),

@@ -76,6 +76,7 @@ def test_the_meter_tells_pool_and_warm_up_apart(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_devices_figures() -> None:
     platform = platform_for("cuda")
     before = platform.memory()
@@ -91,6 +92,7 @@ def test_outside_is_what_torch_does_not_hold() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_first_launch_takes_no_memory() -> None:
     platform = platform_for("cuda")
     x = torch.zeros(1 << 16, device="cuda")
