@@ -19,6 +19,7 @@ from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.hugging_face import HuggingFaceStep
 from stepgraph.measure.trace.launches import on_gpu
 from stepgraph.measure.trace.loop import TraceAccount, account_for
+from stepgraph.measure.trace.profiler import cuda_profiler
 from stepgraph.measure.trace.read import read_any
 from stepgraph.runtime import GraphConfig, Ladder
 
@@ -82,7 +83,7 @@ def in_a_loop(way: Way, path: Path) -> Loop:
     """Each step's result is read back, as a program does that prints tokens."""
     read = torch.zeros(1, device="cuda")
     ends = [torch.cuda.Event(enable_timing=True) for _ in range(COUNT + 1)]
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profiler = cuda_profiler()
     with torch.inference_mode(), profiler:
         read.cpu()
         ends[0].record()

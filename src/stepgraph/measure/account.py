@@ -19,6 +19,7 @@ import torch
 from stepgraph.measure.stats import in_turns
 from stepgraph.measure.trace.dilation import without_profiler
 from stepgraph.measure.trace.kineto import TraceError, read_trace
+from stepgraph.measure.trace.profiler import cuda_profiler
 from stepgraph.measure.trace.steps import SYNCS_AFTER, SYNCS_BEFORE, split_steps
 from stepgraph.measure.trace.waterfall import StepWaterfall, lasting_gaps, waterfall
 from stepgraph.measure.verdict import Parts, Verdict, verdict
@@ -137,7 +138,7 @@ def trace_steps(way: Way, count: int) -> tuple[list[StepWaterfall], list[float]]
     Raises:
         TraceError: it did not record all steps.
     """
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profiler = cuda_profiler()
     events = events_us(way, WARM + count, profiler)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
