@@ -16,6 +16,8 @@ Graphs = Literal["full", "breakable", "disabled", "NONE", "FULL_DECODE_ONLY", "F
 _VLLM_NAMES = {"full": "FULL", "breakable": "PIECEWISE", "disabled": "NONE"}
 _CPU_PREFILL = Ladder.explicit([16, *(64 << power for power in range(11))])
 """In tokens; as few as leave no gap that the padding guard would refuse, for a CPU takes its time to record them."""
+WARMUPS = 0
+"""One of each kind will do: the step keeps nothing between calls that would have to be made outside a graph."""
 
 
 def graph_config(
@@ -66,7 +68,9 @@ def graph_config(
             f"add a size of at least {max_num_seqs} or lower max_num_seqs"
         )
     prefill = _prefill_ladder(step_tokens, torch.device(device))
-    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill, lazy=lazy, compile=compile)
+    return GraphConfig.preset(
+        mode, ladder=ladder.upto(rung), prefill_ladder=prefill, warmups=WARMUPS, lazy=lazy, compile=compile
+    )
 
 
 def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from stepgraph.ops.lora.contract import LoraPair, LoraRows
 
-_CHUNK = 1024  # columns of x that one program of the first launch sums over
+_LEAST_CHUNK, _MOST_CHUNKS = 256, 16  # columns of x that one program of the first launch sums over, and such pieces
 _FEW_ROWS, _MANY_ROWS = 16, 64  # rows of a tile
 _COLUMNS = 256  # of the output, that one program of the second launch writes
 
@@ -28,19 +28,20 @@ class TritonLora:
         """x: [rows, in], out: [rows, out], added to in place; both contiguous within a row."""
         (rows, width), rank, parts, step = x.shape, pair.rank, len(pair.ends), self._rows
         tile = _FEW_ROWS if rows <= _FEW_ROWS else _MANY_ROWS
-        tiles, chunks = triton.cdiv(rows, tile), triton.cdiv(width, _CHUNK)
+        chunk = max(_LEAST_CHUNK, triton.next_power_of_2(triton.cdiv(width, _MOST_CHUNKS)))
+        tiles, chunks = triton.cdiv(rows, tile), triton.cdiv(width, chunk)
         shrunk = torch.empty((chunks, rows, parts * rank), dtype=torch.float32, device=x.device)
         _shrink[(tiles, step.active * parts, chunks)](
             x, pair.a, shrunk, step.index, step.slot, rows, width, x.stride(0), pair.a.stride(0),
-            PARTS=parts, RANK=rank, CHUNK=_CHUNK, TILE=tile, COLUMNS=128 if tile == _FEW_ROWS else 64, num_warps=4,
+            PARTS=parts, RANK=rank, CHUNK=chunk, TILE=tile, COLUMNS=128 if tile == _FEW_ROWS else 64, num_warps=4,
         )  # fmt: skip
         first, second, third = (*pair.ends, *pair.ends[-1:] * 2)[:3]
         starts = zip((0, first, second), (first, second, third), strict=True)
         blocks = [triton.cdiv(stop - start, _COLUMNS) for start, stop in starts]
         _expand[(tiles, step.active, sum(blocks))](
-            shrunk, pair.b, out, step.index, step.slot, rows, out.stride(0), pair.b.stride(0), chunks,
+            shrunk, pair.b, out, step.index, step.slot, rows, out.stride(0), pair.b.stride(0),
             first, second, third, blocks[0], blocks[0] + blocks[1],
-            PARTS=parts, RANK=rank, TILE=tile, COLUMNS=_COLUMNS, num_warps=4 if tile == _FEW_ROWS else 8,
+            CHUNKS=chunks, PARTS=parts, RANK=rank, TILE=tile, COLUMNS=_COLUMNS, num_warps=4 if tile == _FEW_ROWS else 8,
         )  # fmt: skip
 
 
@@ -72,9 +73,9 @@ def _shrink(
 
 @triton.jit
 def _expand(
-    shrunk, b, out, index, slot, rows, out_stride, b_stride, chunks,
+    shrunk, b, out, index, slot, rows, out_stride, b_stride,
     first, second, third, blocks_first, blocks_second,
-    PARTS: tl.constexpr, RANK: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     number = tl.program_id(1)
     block = tl.program_id(2)
@@ -93,7 +94,7 @@ def _expand(
         rank = tl.arange(0, RANK)
         total = tl.zeros((TILE, RANK), dtype=tl.float32)
         place = shrunk + row[:, None].to(tl.int64) * (PARTS * RANK) + (part * RANK + rank)[None, :]
-        for _ in range(0, chunks):
+        for _ in tl.static_range(CHUNKS):  # unrolled, so that the loads are all on their way at once
             total += tl.load(place, mask=mine[:, None], other=0.0)
             place += rows * (PARTS * RANK)
         columns = column + tl.arange(0, COLUMNS)
