@@ -208,8 +208,7 @@ class LLM:
         """Replay every graph against eager on random batches, and find the first operator that differs.
 
         Raises:
-            ReplayError: requests are under way. ConfigError: the engine is too small for the batches that its graphs
-                may run. CaptureError: there are no graphs.
+            ReplayError: requests are under way. CaptureError: there are no graphs.
         """
         return self.core.verify(seed=seed)
 
