@@ -14,6 +14,7 @@ import typer
 class Graphs(StrEnum):
     FULL = "full"
     BREAKABLE = "breakable"
+    PIECEWISE = "piecewise"
     DISABLED = "disabled"
     VLLM_NONE = "NONE"
     VLLM_FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
