@@ -66,7 +66,10 @@ def print_plan(report: Mapping[str, Any]) -> None:
     table.add_row("budget", in_units(report["budget_bytes"]))
     left = in_units(report["budget_bytes"] - report["taken_bytes"])
     table.add_row("left for the KV cache", f"{left}: {report['kv_blocks']} blocks, {report['kv_tokens']} tokens")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for note in report["notes"]:
+        console.print(note)
 
 
 def draw_ledger(path: Path, report: Mapping[str, Any]) -> None:

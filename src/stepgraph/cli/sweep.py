@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepgraph.cli.options import one_line_errors
-from stepgraph.cli.step_commands import Json, Model, Where
+from stepgraph.cli.options import Json, Where, one_line_errors
+from stepgraph.cli.step_commands import Model
 
 if TYPE_CHECKING:
     from stepgraph.measure.sweep.cells import Cell, Work
