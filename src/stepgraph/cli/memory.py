@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,12 +75,14 @@ def memory(options: MemoryOptions) -> None:
             progress=progress,
         )
     load_into(llm, options.adapter)
+    compiled = llm.core.runner.compile_total()
     captured = Captured(llm.core.runner.capture_report)
     ledger = make_ledger([captured], engine_rows(llm.core), platform.memory(), start)
     report = {
         "model": options.model or "demo model SmolLM2-135M-Instruct",
         "device_name": torch.cuda.get_device_name(platform.device) if device != "cpu" else "cpu (tape)",
         "seconds": captured.report.seconds,
+        "compile": None if compiled is None else asdict(compiled),
         **ledger.as_dict(),
         "coverage": {
             "requests": padded(llm.core.runner.coverage()),
