@@ -195,7 +195,7 @@ def test_a_graph_config_may_have_cases_of_its_own(base: Path) -> None:
 
 
 def test_every_graph_is_as_eager_also_with_empty_slots(base: Path, saved: dict, want: dict) -> None:
-    llm = LLM(base, device="cpu", max_num_seqs=4, chunk_tokens=32, lora=LORA)
+    llm = LLM(base, device="cpu", max_num_seqs=4, chunk_tokens=160, lora=LORA)  # of 128 tokens are the longest
     llm.load_adapter("one", saved["one"])
     report = llm.verify()
     assert report.ok, str(report)
@@ -226,4 +226,5 @@ def test_tokens_on_a_gpu(base: Path, saved: dict, want: dict, graphs: str, opera
         llm.load_adapter(name, folder)
     mine = [MIXED[row % 4] for row in range(13)]
     assert tokens(llm, PROMPTS, mine) == [want[name][row] for row, name in enumerate(mine)]
-    assert llm.verify().ok
+    if graphs != "disabled":
+        assert llm.verify().ok

@@ -16,7 +16,8 @@ from stepgraph.measure.sweep.one_gpu import locked
 from stepgraph.measure.sweep.processes import run_in_processes
 from stepgraph.measure.sweep.rows_file import RowsFile
 from stepgraph.measure.sweep.sweep_result import draw, latency_lines, sweep_result
-from stepgraph.runtime import ConfigError
+from stepgraph.runtime import CaptureError, ConfigError
+from stepgraph.runtime.compiler.build import PieceCompiler
 
 
 def test_every_combination_once_and_those_of_one_model_together() -> None:
@@ -29,7 +30,6 @@ def test_every_combination_once_and_those_of_one_model_together() -> None:
 @pytest.mark.parametrize(
     ("graphs", "rows", "message"),
     [
-        (["piecewise"], [1], "compiles none yet"),
         (["fast"], [1], "is not one of full"),
         (["full"], [0], "0 rows"),
         (["full"], [], "--rows is empty"),
@@ -39,6 +39,23 @@ def test_every_combination_once_and_those_of_one_model_together() -> None:
 def test_cells_that_cannot_be(graphs: list[str], rows: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_cells(graphs, rows=rows)
+
+
+def test_cells_of_a_compile_mode_are_together() -> None:
+    cells = make_cells(["full", "piecewise"], compile=["off", "inductor"])
+    assert [str(cell) for cell in cells] == [
+        "full, rows 1", "piecewise, rows 1", "full + inductor, rows 1", "piecewise + inductor, rows 1"
+    ]  # fmt: skip
+    for asked, message in (([], "--compile is empty"), (["on"], "compile 'on' is not one of off, inductor")):
+        with pytest.raises(ConfigError, match=message):
+            make_cells(["full"], compile=asked)
+
+
+def test_a_row_of_before_there_was_a_compiler_is_of_none() -> None:
+    old = row(WORK, Cell("full", None, None, 1))
+    del old["cell"]["compile"]
+    assert key_of(old) == (WORK, Cell("full", None, None, 1, "off"))
+    assert sweep_result([old]).tables[1].rows[0][-1] is None
 
 
 def test_work_that_cannot_be() -> None:
@@ -56,6 +73,14 @@ def test_one_process_measures_all_until_it_dies() -> None:
     assert broke["failed"] == "RuntimeError: CUDA error: an illegal memory access"
     assert died["failed"] == "its process was killed by SIGKILL"
     assert ended["failed"] == "its process ended with status 3"
+
+
+def test_each_compile_mode_has_a_process() -> None:
+    cells = make_cells(["full", "disabled"], compile=["off", "aot_eager"])
+    off, off_too, compiled, compiled_too = (
+        found["pid"] for found in run_in_processes(WORK, cells, measure, isolate=False)
+    )
+    assert off == off_too != compiled == compiled_too
 
 
 def test_isolated_cells_have_a_process_each() -> None:
@@ -112,7 +137,7 @@ def test_a_result_compares_with_eager_and_keeps_the_curves(tmp_path: Path) -> No
     result = sweep_result(rows)
     times, captures, failed = result.tables
     assert [line[-1] for line in times.rows] == [2.0, 2.0, None, None]
-    assert captures.rows[0] == ["full, reference, reference", 1, "full", "full", "FULL", 1, 1.0, 0.5]
+    assert captures.rows[0] == ["full, reference, reference", 1, "full", "full", "FULL", 1, 1.0, 0.5, None]
     assert failed.rows == [["breakable", "its own", "its own", 1, "no room"]]
     assert any("more than one commit" in note for note in result.notes)
     assert result.commit == "c0ffee" and len(result.more["cells"]) == 5
@@ -121,6 +146,15 @@ def test_a_result_compares_with_eager_and_keeps_the_curves(tmp_path: Path) -> No
     path = tmp_path / "curve.json"
     path.write_text(json.dumps(sweep_result(rows[:2]).to_json()))
     assert load_curve(path).ms(1) == 1.0 and "the host computes" in load_curve(path).what
+
+
+def test_compiled_cells_are_compared_with_eager_ones_that_are_not() -> None:
+    asked = make_cells(["piecewise", "disabled"], compile=["off", "inductor"])
+    cells = [row(WORK, cell) for cell in asked[1:]] + [failed_row(WORK, asked[0], "not compiled")]
+    result = sweep_result(cells)
+    times = {line[0].split(",")[0]: line[-1] for line in result.tables[0].rows}
+    assert times == {"disabled": None, "piecewise + inductor": 2.0, "disabled + inductor": 1.0}
+    assert result.tables[2].rows[0][0] == "piecewise" and len(result.more["curves"]) == 3
 
 
 def test_cells_that_all_failed_are_a_result() -> None:
@@ -146,6 +180,32 @@ def test_a_cell_is_measured(graphs: str, device: str) -> None:
     clocks = {"host_us", "latency_ms", *(["device_ms"] if device == "cuda" else [])}
     assert set(found["samples"]) == clocks and all(len(taken) == 5 for taken in found["samples"].values())
     json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "ran"),
+    [("full", "FULL"), ("piecewise", "PIECEWISE"), ("breakable", "PIECEWISE"), ("disabled", "EAGER")],
+)
+def test_a_compiled_cell_is_measured(device: torch.device, graphs: str, ran: str) -> None:
+    work, (cell,) = Work(None, device.type, 32, 5), make_cells([graphs], rows=[3], compile=["aot_eager"])
+    found = measure_cell(tiny_model(device, operations="reference"), work, cell)
+    assert list(found["resolved"]["steps"]) == [ran] and not found["capture"]["dropped"]
+    assert found["capture"]["compile"]["steps"] > 0 and found["capture"]["compile"]["seconds"] > 0
+
+
+def test_what_cannot_be_compiled_or_has_no_pieces_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, (cell,) = Work(None, "cpu", 32, 5), make_cells(["piecewise"])
+    with pytest.raises(ConfigError, match="'piecewise' graphs are of a compiled step"):
+        measure_cell(tiny_model(), work, cell)
+    with pytest.raises(ConfigError, match="does not see the kernels of 'unfused'"):
+        measure_row(work, make_cells(["full"], operations=["unfused"], compile=["aot_eager"])[0])
+    monkeypatch.setattr(PieceCompiler, "compile", refuse)
+    with pytest.raises(CaptureError, match="compiled no step"):
+        measure_cell(tiny_model(), work, make_cells(["disabled"], compile=["aot_eager"])[0])
+
+
+def refuse(*_: object) -> None:
+    raise CaptureError("no")
 
 
 @pytest.mark.gpu

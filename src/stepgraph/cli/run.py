@@ -122,15 +122,13 @@ def gather_prompts(options: RunOptions) -> list[str]:
 
 def start(options: RunOptions, num_prompts: int) -> LLM:
     """Load the model with its adapter and capture its graphs, for as many requests at once as there are prompts."""
+    from stepgraph.cli.adapter import load_into, room_for
     from stepgraph.cli.console import ProgressBar
-    from stepgraph.engine import LLM, LoraConfig
+    from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
-    from stepgraph.engine.lora import read_adapter_config
     from stepgraph.runtime import Ladder
 
-    lora = None
-    if options.adapter is not None:  # every row has it: no graph is for batches without
-        lora = LoraConfig(slots=1, max_rank=read_adapter_config(options.adapter).rank, cases=(1,))
+    lora = room_for(options.adapter)
     rows = min(num_prompts, MOST_SEQS) if options.max_num_seqs is None else options.max_num_seqs
     with ProgressBar(quiet=options.as_json) as progress:
         llm = LLM(
@@ -149,8 +147,7 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             lora=lora,
             progress=progress,
         )
-    if options.adapter is not None:
-        llm.load_adapter(str(options.adapter), options.adapter)
+    load_into(llm, options.adapter)
     return llm
 
 

@@ -164,7 +164,6 @@ class EngineCore:
 
         Raises:
             ReplayError: requests are under way.
-            ConfigError: the engine is too small for the batches that its keys may run.
             CaptureError: nothing is captured.
         """
         if self.scheduler.has_work:
@@ -179,13 +178,12 @@ class EngineCore:
             device=self.model.device,
             adapter_slots=0 if self.lora is None else self.lora.config.slots,
         )
-        batches.require_room(self.buffers.max_requests, self.buffers.max_tokens)
         verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
         if self.lora is not None:
             self.lora.fill_free(torch.Generator().manual_seed(seed))
         self._rows_staged = 0
         with self._cache_cut_to(1 + len(verified)):
-            return self.runner.verify(batches, seed=seed, rtol=rtol, atol=atol)
+            return self.runner.verify(batches, nearest=batches.nearest, seed=seed, rtol=rtol, atol=atol)
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, int]]:

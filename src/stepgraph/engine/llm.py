@@ -204,14 +204,16 @@ class LLM:
         """
         return self.core.capture_pending(seconds)
 
-    def verify(self, *, seed: int = 0) -> VerifyReport:
+    def verify(self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0) -> VerifyReport:
         """Replay every graph against eager on random batches, and find the first operator that differs.
 
+        rtol, atol: how far apart they may be, for steps that inductor compiled.
+
         Raises:
-            ReplayError: requests are under way. ConfigError: the engine is too small for the batches that its graphs
-                may run. CaptureError: there are no graphs.
+            ReplayError: requests are under way. CaptureError: there are no graphs. ConfigError: a tolerance that is
+                negative or no number.
         """
-        return self.core.verify(seed=seed)
+        return self.core.verify(seed=seed, rtol=rtol, atol=atol)
 
     def resize_kv(self, num_blocks: int) -> None:
         """Give memory of the KV cache back, or take it again, while graphs stay; see `EngineCore.resize_kv`.

@@ -27,7 +27,7 @@ from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import require_fit
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify.bench import Subject
-from stepgraph.runtime.verify.check import MakeInputs, verify
+from stepgraph.runtime.verify.check import MakeInputs, Nearest, verify
 from stepgraph.runtime.verify.compare import Tolerance
 from stepgraph.runtime.verify.report import VerifyReport
 
@@ -166,6 +166,7 @@ class GraphRunner(Captured):
         self,
         make_inputs: MakeInputs | None = None,
         *,
+        nearest: Nearest | None = None,
         seed: int = 0,
         batches_per_key: int = 3,
         rtol: float = 0.0,
@@ -192,7 +193,7 @@ class GraphRunner(Captured):
         with self.pool.alone(), torch.no_grad():
             if self._leases is not None:
                 self._leases.verified()
-            return verify(subject, make_inputs, seed, batches_per_key, Tolerance(rtol, atol))
+            return verify(subject, make_inputs, nearest, seed, batches_per_key, Tolerance(rtol, atol))
 
     def rehearse(self, batch: BatchDescriptor) -> None:
         """Run a batch's step eagerly, on padded rows and on this thread's current stream. The buffers are reset.
