@@ -86,7 +86,10 @@ class Accounted:
 
 
 def account(ways: Sequence[Way], count: int) -> list[Accounted]:
-    """Measure each way `count` times with a profiler and without; two ways without one in turns.
+    """Measure each way `count` times without a profiler, two ways in turns, and then all with one.
+
+    Of several accounts in a process only the first one's plain times are what they are without a profiler: see
+    `cuda_profiler`.
 
     Raises:
         ConfigError: there is no CUDA device.
