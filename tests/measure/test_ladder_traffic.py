@@ -124,7 +124,10 @@ def test_a_curve(tmp_path: Path) -> None:
     path.write_text(json.dumps({"curve": {"what": "a step", "samples": {"1": [4.0, 9.0, 4.1], "3": [5.1]}}}))
     times = load_step_times(path)
     assert (times.ns.tolist(), times.measured, times.what) == ([0, 4_100_000, 4_600_000, 5_100_000], (1, 3), "a step")
+    assert times.token_ns == 0
     assert times.upto(2).ns.tolist() == times.ns[:3].tolist() and times.upto(2).measured == (1,)
+    path.write_text(json.dumps({"curve": {"what": "a step", "samples": {"1": [4.0], "3": [5.0]}, "token_ns": 23.5}}))
+    assert load_step_times(path).upto(2).token_ns == 23.5
     for rows in (0, 4):
         with pytest.raises(ConfigError, match="where the latency curve ends"):
             times.upto(rows)
@@ -140,6 +143,8 @@ def test_a_curve(tmp_path: Path) -> None:
         ('{"curve": {"what": "", "samples": {"2": [1]}}}', "must start at size 1"),
         ('{"curve": {"what": "", "samples": {"1": [0]}}}', "must be positive"),
         ('{"curve": {"what": "", "samples": {"1": [NaN]}}}', "must be positive"),
+        ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": -1}}', "token_ns is -1"),
+        ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": NaN}}', "token_ns is nan"),
     ],
 )
 def test_a_bad_curve(tmp_path: Path, text: str, message: str) -> None:
@@ -148,6 +153,12 @@ def test_a_bad_curve(tmp_path: Path, text: str, message: str) -> None:
         load_step_times(tmp_path / "curve.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_step_times(tmp_path / "missing.json")
+
+
+def test_context_is_the_mean_over_decoded_tokens() -> None:
+    prompt, output = np.array([100, 10, 7]), np.array([11, 31, 1])
+    assert Requests(np.zeros(3, np.int64), prompt, output).mean_context == (10 * 105 + 30 * 25) / 40
+    assert Requests(np.zeros(3, np.int64), prompt, np.ones(3, np.int64)).mean_context == 0
 
 
 def test_halves_are_counted_from_the_middle() -> None:

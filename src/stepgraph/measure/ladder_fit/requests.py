@@ -34,6 +34,12 @@ class Requests:
         """Whether any of them decodes a token."""
         return bool((self.output > 1).any())
 
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a row attends to, the mean over decoded tokens; 0 where none is decoded."""
+        decoded = self.decode_tokens
+        return float((decoded * (self.prompt + decoded / 2)).sum() / decoded.sum()) if self.decodes else 0.0
+
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
