@@ -56,6 +56,7 @@ def test_compile_modes_and_graphs_cross(capsys: pytest.CaptureFixture[str], tmp_
         (["--compile", "on"], "compile 'on' is not one of off, inductor, aot_eager"),
         (["--graphs", "fast"], "graphs 'fast' is not one of full"),
         (["--rows", "1,x"], "no list of numbers"),
+        (["--out", "/proc/none/sweep.jsonl"], "/proc/none"),
         (["--picture", "sweep.pdf"], "must end in .png"),
         (["--steps", "1"], "it takes 2 steps"),
         (["nothing-of-that-name"], "none of the shapes"),
