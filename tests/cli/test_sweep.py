@@ -68,3 +68,12 @@ def test_bad_input_is_one_line(
     code, out, err = run(capsys, *arguments, "--out", str(tmp_path / "sweep.jsonl"), "--device", "cpu")
     assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_a_cell_is_measured(
+    demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stepgraph.measure.sweep.processes._Process", None)  # what would measure one
+    (tmp_path / "file").touch()
+    code, out, err = run(capsys, "--out", str(tmp_path / "file" / "sweep.jsonl"), "--device", "cpu")
+    assert (code, out) == (2, "") and str(tmp_path / "file") in err and len(err.splitlines()) == 1

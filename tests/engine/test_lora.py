@@ -153,8 +153,11 @@ def test_an_adapter_that_is_not_there_is_refused(llm: LLM) -> None:
         llm.generate("Hello", adapter="four")
     with pytest.raises(RequestError, match="2 adapters for 1 prompts"):
         llm.generate("Hello", adapter=["one", "two"])
-    with pytest.raises(RequestError, match="not loaded"):
-        llm.unload_adapter("four")
+    with pytest.raises(RequestError, match="adapters are names: one for all prompts, or a list"):
+        llm.generate("Hello", adapter={"one": 1})  # type: ignore[arg-type]
+    for name in ("four", ["one"], None):
+        with pytest.raises(RequestError, match="not loaded"):
+            llm.unload_adapter(name)
 
 
 def test_without_room_for_adapters_there_are_none(base: Path, saved: dict) -> None:

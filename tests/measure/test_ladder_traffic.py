@@ -106,7 +106,17 @@ def test_vllm(tmp_path: Path) -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "request 1: ValueError"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1\n", "request 1: TypeError"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,-1\n", "a negative number"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,-1\n", "that cannot be"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,9" + "9" * 30, "that cannot be"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "x" * 200_000, "request 1: Error: field larger"),
+        ("TIMESTAMP" + "x" * 200_000, "its header: field larger"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n0001-06-01,1,2\n2023-11-16,1,2\n", "more than a century"),
+        ('{"timestamp": NaN, "input_length": 1, "output_length": 5}', "a time that cannot be"),
+        ('{"timestamp": 1, "input_length": Infinity, "output_length": 5}', "OverflowError"),
+        ('{"8": Infinity}', "whole numbers"),
+        ('{"8": 9' + "9" * 30 + "}", "more than 1,000,000,000,000,000 steps"),
+        ('{"routes": [{"kind": "mixed", "steps": Infinity}]}', "a route without a number"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_bad_traffic(tmp_path: Path, text: str, message: str) -> None:
@@ -145,6 +155,9 @@ def test_a_curve(tmp_path: Path) -> None:
         ('{"curve": {"what": "", "samples": {"1": [NaN]}}}', "must be positive"),
         ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": -1}}', "token_ns is -1"),
         ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": NaN}}', "token_ns is nan"),
+        ('{"curve": {"what": "", "samples": {"1": [1e300]}}}', "below an hour"),
+        ('{"curve": {"what": "", "samples": {"1": [1], "99999999999": [1]}}}', "end at 65536 at the latest"),
+        ("[" * 100_000, "holds none"),
     ],
 )
 def test_a_bad_curve(tmp_path: Path, text: str, message: str) -> None:

@@ -1,8 +1,11 @@
 """Sweeps: cells, processes that die, the file, the lock, the result, and a cell that is really measured."""
 
+import copy
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +13,14 @@ from engine.tiny import tiny_model
 from measure.sweep_cells import WORK, measure, row
 
 from stepgraph.measure.curve import load_curve
+from stepgraph.measure.report.find import find_results
+from stepgraph.measure.report.page import make_page
+from stepgraph.measure.show import show
 from stepgraph.measure.sweep.cells import Cell, Work, key_of, make_cells
 from stepgraph.measure.sweep.measure_cell import failed_row, measure_cell, measure_row
 from stepgraph.measure.sweep.one_gpu import locked
 from stepgraph.measure.sweep.processes import run_in_processes
-from stepgraph.measure.sweep.rows_file import RowsFile
+from stepgraph.measure.sweep.rows_file import RowsFile, read_rows
 from stepgraph.measure.sweep.sweep_result import draw, latency_lines, sweep_result
 from stepgraph.runtime import CaptureError, ConfigError
 from stepgraph.runtime.compiler.build import PieceCompiler
@@ -112,6 +118,48 @@ def test_another_file_is_refused(tmp_path: Path, line: str) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
         RowsFile(path)
+
+
+ODD = (None, True, -1, 10**30, float("nan"), float("inf"), "", "text", [], {}, [[]], [None], {"a": 1})
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """The value with any one thing in it, however deep, taken away or replaced by an odd one."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(min(len(value), 1)):
+            less = copy.copy(value)
+            del less[key]
+            yield less
+            for other in [*ODD, *changed(value[key])]:
+                more = copy.copy(value)
+                more[key] = other
+                yield more
+
+
+def test_whatever_a_row_holds_it_is_shown_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = make_cells(["full", "disabled"], compile=["off", "inductor"])
+    first = row(WORK, cells[0])
+    first["capture"]["compile"] = {"seconds": 1.0}
+    others = [json.dumps(row(WORK, cell)) for cell in cells[1:]]
+    path, refused = tmp_path / "sweep.jsonl", 0
+    rows = list(changed(first))
+    for one in rows:
+        path.write_text("\n".join([json.dumps(one), *others]))
+        try:
+            found = read_rows(path)
+            for work in {work for work, _ in found}:
+                show(sweep_result([each for (of, _), each in found.items() if of == work]), as_json=False)
+            make_page(find_results(tmp_path))
+        except ConfigError as error:
+            assert "line 1, is no row" in str(error)
+            refused += 1
+    assert len(rows) > 300 and refused > len(rows) / 2
+
+
+def test_names_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    file, work = RowsFile(tmp_path / "sweep.jsonl"), Work("a\u2028b\x85c", "cpu", 32, 3)
+    file.add(row(work, Cell("full", None, None, 1)))
+    assert list(RowsFile(file.path).rows) == [(work, Cell("full", None, None, 1))]
 
 
 def test_a_lock_is_waited_for() -> None:

@@ -10,6 +10,9 @@ import typer
 
 from stepgraph.cli.options import one_line_errors
 
+A_SECOND = 1e6
+"""In µs."""
+
 
 @dataclass(frozen=True)
 class LadderOptions:
@@ -111,10 +114,10 @@ def run_plan_ladder(options: LadderOptions) -> None:
 
     if options.picture is not None:
         require_picture(options.picture)
-    if (options.row_us is not None and not options.row_us >= 0) or (
-        options.prefill_us is not None and not options.prefill_us > 0
+    if not 0 <= (options.row_us or 0) <= A_SECOND or (
+        options.prefill_us is not None and not 0 < options.prefill_us <= A_SECOND
     ):
-        raise ConfigError("times: --row-us is not below 0, and --prefill-us above it")
+        raise ConfigError("times: --row-us is not below 0, --prefill-us above it, and both are at most a second")
     most = Limits(
         options.max_sizes, options.max_mib, options.max_seconds, options.mib_a_size, options.seconds_a_size
     ).most()

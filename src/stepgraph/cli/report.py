@@ -36,7 +36,7 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
     from stepgraph.measure.whole_file import write_whole
 
     found = find_results(folder)
-    write_whole(out, make_page(found))
+    write_whole(out, _encodable(make_page(found)))
     if as_json:
         told = {
             "page": str(out),
@@ -45,9 +45,14 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
             "left_out": {str(path): why for path, why in found.left_out.items()},
             "gains": [asdict(gain) for gain in gains(found.results)],
         }
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        print(_encodable(json.dumps(told, indent=1, ensure_ascii=False)))
         return
     count = len(found.results)
-    print(f"{out}: {count} {'result' if count == 1 else 'results'}")
+    print(_encodable(f"{out}: {count} {'result' if count == 1 else 'results'}"))
     for path, why in found.left_out.items():
-        print(f"left out: {path}: {why}")
+        print(_encodable(f"left out: {path}: {why}"))
+
+
+def _encodable(text: str) -> str:
+    """A file's name may hold bytes that are no text, and JSON halves of a character."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -97,6 +97,7 @@ def run_sweep(options: SweepOptions) -> None:
     from stepgraph.measure.sweep.cells import Work, make_cells
     from stepgraph.measure.sweep.rows_file import RowsFile
     from stepgraph.measure.sweep.sweep_result import draw, sweep_result
+    from stepgraph.measure.whole_file import require_writable
 
     if options.picture is not None:
         require_picture(options.picture)
@@ -106,9 +107,12 @@ def run_sweep(options: SweepOptions) -> None:
     cells = make_cells(_list(options.graphs), attention, operations, _numbers(options.rows), _list(options.compile))
     file = RowsFile(options.out)
     missing = [cell for cell in cells if (work, cell) not in file.rows]
+    measured = _measure(options, work, missing)  # which refuses what cannot be
+    if missing:
+        require_writable(options.out)  # before a cell is measured, which takes a while
     with ProgressBar(quiet=options.as_json) as progress:
         progress(len(cells) - len(missing), len(cells), "sweep")
-        for done, row in enumerate(_measure(options, work, missing), start=len(cells) - len(missing) + 1):
+        for done, row in enumerate(measured, start=len(cells) - len(missing) + 1):
             file.add(row)
             progress(done, len(cells), "sweep")
     found = [file.rows[work, cell] for cell in cells]

@@ -331,6 +331,10 @@ class LLM:
             )
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
+        if adapter is not None and not isinstance(adapter, str | list | tuple):
+            raise RequestError(
+                f"adapters are names: one for all prompts, or a list with one for each, not {adapter!r:.80}"
+            )
         adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
         if len(adapters) != len(listed):
             raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")

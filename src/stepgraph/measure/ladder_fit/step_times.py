@@ -13,6 +13,9 @@ import numpy as np
 from stepgraph.measure.ladder_fit.optimum import Integers
 from stepgraph.measure.stats import quantiles
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.ladder import LARGEST
+
+_MOST_MS = 3.6e6
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class StepTimes:
     def between(cls, ms: dict[int, float], what: str, token_ns: float = 0.0) -> StepTimes:
         """From ms by size. Raises ConfigError: size 1 is missing, or a time is not positive."""
         sizes = sorted(ms)
-        if not sizes or sizes[0] != 1:
-            raise ConfigError("latency curve: it must start at size 1")
+        if not sizes or sizes[0] != 1 or sizes[-1] > LARGEST:
+            raise ConfigError(f"latency curve: it must start at size 1, and end at {LARGEST} at the latest")
+        if not all(0 < took < _MOST_MS for took in ms.values()):
+            raise ConfigError("latency curve: its times must be positive, in ms, and below an hour")
         every = np.arange(sizes[-1] + 1)
         ns = np.rint(np.interp(every, sizes, [ms[size] for size in sizes]) * 1e6)
         if not (ns >= 1).all():
@@ -69,6 +74,6 @@ def load_step_times(path: Path | None = None) -> StepTimes:
         what, token_ns = str(found["what"]), float(found.get("token_ns", 0.0))
     except OSError as error:
         raise ConfigError(f"latency curve: {source} cannot be read: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"latency curve: {source} holds none ({type(error).__name__}: {error})") from None
     return StepTimes.between(medians, what, token_ns)

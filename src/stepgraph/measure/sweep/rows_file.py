@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepgraph.measure.sweep.cells import Key, key_of
+from stepgraph.measure.sweep.check_row import require_row
 from stepgraph.measure.whole_file import write_whole
 from stepgraph.runtime.errors import ConfigError
 
@@ -34,7 +35,7 @@ class RowsFile:
 def read_rows(path: Path) -> dict[Key, dict[str, Any]]:
     """Raises ConfigError: a line is no row of a sweep, or the file cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"sweep: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     rows = {}
@@ -42,8 +43,8 @@ def read_rows(path: Path) -> dict[Key, dict[str, Any]]:
         try:
             row = json.loads(line)
             rows[key_of(row)] = row
-            _ = row["failed"] or (row["resolved"], row["capture"], row["samples"])
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
+            require_row(row)
+        except (KeyError, TypeError, ValueError, RecursionError, ConfigError) as error:
             raise ConfigError(
                 f"sweep: {path}, line {number}, is no row of a sweep ({type(error).__name__}: {error}); "
                 f"choose another file, or take the line out"

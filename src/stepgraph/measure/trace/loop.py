@@ -126,6 +126,8 @@ def _following(
         kept.append(step)
         launched.append(mine)
         last = step.end
+    if not kept:
+        raise TraceError("no step is left: what the first of them launched ends behind all others")
     return _account(trace, launches, how, False, kept, waterfalls, launched, waited)
 
 
