@@ -109,6 +109,15 @@ def test_a_file_is_resumed(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == ["sweep.jsonl"]
 
 
+def test_two_sweeps_may_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    cells = make_cells(["full"], rows=[1, 2, 3])
+    one, other = RowsFile(path), RowsFile(path)
+    for file, cell in zip((one, other, one), cells, strict=True):
+        file.add(row(WORK, cell))
+    assert list(RowsFile(path).rows) == [(WORK, cell) for cell in cells]
+
+
 @pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"work": {}, "cell": {}}', '{"work": {"model": 1}}'])
 def test_another_file_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "sweep.jsonl"

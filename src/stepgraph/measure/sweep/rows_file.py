@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from stepgraph.runtime.errors import ConfigError
 
 
 class RowsFile:
-    """Rows by what they measured. One sweep at a time writes a file.
+    """Rows by what they measured. What another sweep adds to the file meanwhile stays in it.
 
     Raises:
         ConfigError: the file is there and holds something else, or cannot be read.
@@ -26,10 +30,23 @@ class RowsFile:
     def add(self, row: dict[str, Any]) -> None:
         """Write the file anew with this row in it: whoever is interrupted leaves the old or the new one. Raises OSError
         where it cannot be written."""
-        self.rows[key_of(row)] = row
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(each, ensure_ascii=False) for each in self.rows.values()]
-        write_whole(self.path, "\n".join(lines) + "\n")
+        with _alone(self.path.parent):
+            others = read_rows(self.path) if self.path.exists() else {}
+            self.rows = {**self.rows, **others, key_of(row): row}
+            lines = [json.dumps(each, ensure_ascii=False) for each in self.rows.values()]
+            write_whole(self.path, "\n".join(lines) + "\n")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other sweep writes a file of the folder meanwhile."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def read_rows(path: Path) -> dict[Key, dict[str, Any]]:
