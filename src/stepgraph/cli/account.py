@@ -91,6 +91,8 @@ def run_account(options: AccountOptions) -> None:
     given = [name for name in ("model", "predict", "trace") if getattr(options, name) is not None]
     if len(given) > 1:
         raise ConfigError(f"account: {' and '.join(given)} are given; give one of them")
+    if min(options.rows, options.context) < 1:
+        raise ConfigError(f"{options.rows} rows at a context of {options.context}: both start at 1")
     if options.picture is not None:
         require_picture(options.picture)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

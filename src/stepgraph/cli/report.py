@@ -25,8 +25,8 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
     """Write the page, and say what is on it.
 
     Raises:
-        ConfigError: the folder holds no result.
-        OSError: a file cannot be read or written.
+        ConfigError: the folder holds no result, or the page cannot be written.
+        OSError: a file cannot be read.
     """
     from dataclasses import asdict
 
@@ -34,9 +34,13 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
     from stepgraph.measure.report.page import make_page
     from stepgraph.measure.report.summary import gains
     from stepgraph.measure.whole_file import write_whole
+    from stepgraph.runtime.errors import ConfigError
 
     found = find_results(folder)
-    write_whole(out, _encodable(make_page(found)))
+    try:
+        write_whole(out, _encodable(make_page(found)))
+    except OSError as error:
+        raise ConfigError(f"report: {error.strerror}") from None
     if as_json:
         told = {
             "page": str(out),

@@ -42,4 +42,4 @@ def save_picture(figure: Any, path: Path) -> None:
         with beside(path) as unfinished:
             figure.savefig(unfinished, format="png", dpi=120)
     except OSError as error:
-        raise ConfigError(f"picture: {path} cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"picture: {error.strerror}") from None

@@ -10,11 +10,16 @@ from pathlib import Path
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """The name to write to, this process's own; renamed to `path` once all is there, and gone where it is not."""
+    """The name to write to, this process's own; renamed to `path` once all is there, and gone where it is not.
+
+    Raises OSError, which names `path`, where it cannot be written.
+    """
     unfinished = _unfinished(path)
     try:
         yield unfinished
         unfinished.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror or error}") from None
     finally:
         unfinished.unlink(missing_ok=True)
 
