@@ -92,8 +92,10 @@ def test_vllm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no step of decoding"),
-        ("once upon a time", "no step of decoding"),
+        ("", "none of the kinds"),
+        ("once upon a time", "none of the kinds"),
+        ("[1]", "none of the kinds"),
+        ('{"8": 1.5}', "1.5 is not whole"),
         ("{}", "no step of decoding"),
         ('{"8": "many"}', "whole numbers"),
         ('{"0": 5}', "at least one row"),

@@ -36,7 +36,7 @@ class Histogram:
 def read_counts(found: Mapping[str, Any]) -> Histogram:
     """`{"7": 1200, "8": 3400}`: rows and the number of steps. Raises ConfigError: anything else."""
     try:
-        counted = Counter({int(rows): int(steps) for rows, steps in found.items()})
+        counted = Counter({int(rows): _whole(steps) for rows, steps in found.items()})
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"histogram: rows and steps are whole numbers, as in {{'8': 3400}} ({error})") from None
     return _histogram(counted, "a histogram", 0)
@@ -77,7 +77,18 @@ def read_vllm(lines: Iterable[str]) -> Histogram:
                 left_out += int(count)
             else:
                 counted[int(unpadded)] += int(count)
+    if not counted and not left_out:
+        raise ConfigError(
+            "none of the kinds that are known: rows and steps as JSON, the JSON of `stepgraph run`, a log with "
+            "tables of vLLM's --cudagraph-metrics, Azure's CSV, Mooncake's JSONL"
+        )
     return _histogram(counted, "vLLM's cudagraph metrics", left_out)
+
+
+def _whole(steps: Any) -> int:
+    if int(steps) != steps:
+        raise ValueError(f"{steps!r} is not whole")
+    return int(steps)
 
 
 def _histogram(counted: Counter[int], what: str, left_out: int) -> Histogram:
