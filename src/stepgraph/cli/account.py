@@ -57,7 +57,7 @@ def account_command(
     context: Annotated[int, typer.Option(help="Tokens that each of them attends to.")] = 512,
     device: Where = None,
     operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
+        str | None, typer.Option(help="What computes a layer: fused, unfused or reference. Default: the device's own.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the waterfall into this PNG.")] = None,
     as_json: Json = False,

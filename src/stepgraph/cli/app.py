@@ -66,7 +66,7 @@ def run_command(
     device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
     attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
     operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
+        str | None, typer.Option(help="What computes a layer: fused, unfused or reference. Default: the device's own.")
     ] = None,
     dtype: Annotated[
         DType, typer.Option(help="Type of weights and activations; auto: float32 on a CPU, as stored on a GPU.")

@@ -22,7 +22,7 @@ def memory_command(
     dtype: Annotated[DType, typer.Option(help="Type of weights and activations, as for run.")] = DType.AUTO,
     attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
     operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
+        str | None, typer.Option(help="What computes a layer: fused, unfused or reference. Default: the device's own.")
     ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests decoded at once, at most.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of the longest sequence.")] = None,

@@ -22,7 +22,7 @@ Model = Annotated[
 ]
 Where = Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")]
 Operations = Annotated[
-    str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
+    str | None, typer.Option(help="What computes a layer: fused, unfused or reference. Default: the device's own.")
 ]
 Attention = Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")]

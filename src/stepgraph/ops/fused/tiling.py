@@ -1,0 +1,116 @@
+"""How a projection is cut into programs: data per device and shape, measured by `stepgraph tune`, never at run time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from stepgraph.runtime.errors import ConfigError
+
+OPERATIONS = ("qkv", "attention_out", "gate_up", "down", "lm_head")
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Rows that tiles are measured for; a batch takes those of the next larger number."""
+
+_UNMEASURED_ROWS = 16  # up to which a shape without measurements is fused
+
+
+@dataclass(frozen=True)
+class Tile:
+    """outputs: rows of the weight that a program owns. columns: of each that it reads at a time. All powers of two.
+
+    stages: 1 reads a tile when it is needed; with more, that many less one are on their way to shared memory.
+    """
+
+    outputs: int
+    columns: int
+    warps: int
+    stages: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = (self.outputs, self.columns, self.warps)
+        if any(size < 1 or size & (size - 1) for size in sizes) or self.outputs < 2 or self.stages < 1:
+            raise ConfigError(f"tile: sizes must be powers of two, at least 2 outputs and 1 stage, got {self}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one projection does for up to `rows` rows.
+
+    out, width: the weight is [out, width]. tile: None where the library's projection, with the rest beside it, is
+    faster. us: microseconds of it, and library_us those of the library's, where both were measured. source: of them.
+    """
+
+    operation: str
+    out: int
+    width: int
+    rows: int
+    tile: Tile | None
+    source: str
+    us: float | None = None
+    library_us: float | None = None
+
+
+class Tiles:
+    """The choices of one device."""
+
+    def __init__(self, choices: Iterable[Choice] = ()) -> None:
+        self.choices = {(one.operation, one.out, one.width, one.rows): one for one in choices}
+
+    def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
+        """For a batch of so many rows; what the rules of `unmeasured` say where nothing was measured."""
+        for size in ROWS:
+            if size >= rows:
+                found = self.choices.get((operation, out, width, size))
+                return unmeasured(operation, out, width, size) if found is None else found
+        return Choice(operation, out, width, rows, None, "more rows than tiles are measured for")
+
+    def to_json(self, device: str) -> dict[str, Any]:
+        ordered = sorted(self.choices.values(), key=lambda c: (c.out * c.width, OPERATIONS.index(c.operation), c.rows))
+        return {"device": device, "choices": [asdict(one) for one in ordered]}
+
+
+def unmeasured(operation: str, out: int, width: int, rows: int) -> Choice:
+    """Fused up to 16 rows. Few outputs a program, so that there are many programs to read at once."""
+    if rows > _UNMEASURED_ROWS:
+        return Choice(operation, out, width, rows, None, "not measured")
+    fitting = max(16, 1 << (width - 1).bit_length())
+    if rows == 1:
+        columns = min(1024, fitting)
+        outputs = 8 if out <= 4096 else 4 if out <= 8192 else 2
+        tile = Tile(outputs, columns, max(1, columns // 256))
+    else:
+        tile = Tile(16 if out <= 8192 else 32, min(256, fitting), 4, stages=3)
+    return Choice(operation, out, width, rows, tile, "not measured")
+
+
+def load_tiles(device: str, path: Path | None = None) -> Tiles:
+    """The choices for a device by its name; none where it has no file. path: another file than the package's.
+
+    Raises:
+        ConfigError: the file cannot be read or holds no choices.
+    """
+    source = files("stepgraph.ops.fused").joinpath("tiles", file_name(device)) if path is None else path
+    if path is None and not source.is_file():
+        return Tiles()
+    try:
+        fields = json.loads(source.read_text(encoding="utf-8"))
+        return Tiles(_choice(one) for one in fields["choices"])
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        raise ConfigError(f"tiles: {source} cannot be read: {error}; write it anew with stepgraph tune") from None
+
+
+def file_name(device: str) -> str:
+    """`NVIDIA H200` has its tiles in nvidia_h200.json."""
+    return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") + ".json"
+
+
+def _choice(fields: Mapping[str, Any]) -> Choice:
+    if fields["operation"] not in OPERATIONS or fields["rows"] not in ROWS:
+        raise ConfigError(f"{fields['operation']!r} for {fields['rows']!r} rows is no choice")
+    tile = None if fields["tile"] is None else Tile(**fields["tile"])
+    return Choice(**{**fields, "tile": tile})
