@@ -24,17 +24,24 @@ class Tile:
     """outputs: rows of the weight that a program owns. columns: of each that it reads at a time. All powers of two.
 
     stages: 1 reads a tile when it is needed; with more, that many less one are on their way to shared memory.
+    kernel: "triton", or "cuda": then a warp reads 64 columns of at least 16 outputs at a time, and `stages` of those
+        are on their way.
     """
 
     outputs: int
     columns: int
     warps: int
     stages: int = 1
+    kernel: str = "triton"
 
     def __post_init__(self) -> None:
         sizes = (self.outputs, self.columns, self.warps)
         if any(size < 1 or size & (size - 1) for size in sizes) or self.outputs < 2 or self.stages < 1:
             raise ConfigError(f"tile: sizes must be powers of two, at least 2 outputs and 1 stage, got {self}")
+        if self.kernel not in ("triton", "cuda"):
+            raise ConfigError(f"tile: kernel {self.kernel!r} is neither triton nor cuda")
+        if self.kernel == "cuda" and (self.outputs < 16 or self.columns != 64 or self.stages < 2):
+            raise ConfigError(f"tile: the CUDA kernel takes 16 outputs or more, 64 columns, 2 stages, got {self}")
 
 
 @dataclass(frozen=True)
