@@ -20,10 +20,8 @@ class EmulatedKernel:
     """Stands in for `CudaKernel`. hidden: a tensor that the kernel in front writes last; NaN until the wait."""
 
     def __init__(self, folder: Path, defines: Mapping[str, int], late: bool, hidden: torch.Tensor | None) -> None:
-        source = cuda_projection.source()
-        # What is above the parameters is emulated; what is below is compiled as it is.
-        body = source[source.index("struct Params") :]
-        body = re.sub(r"extern __shared__ .* rings\[\];", "", body).replace("__shared__", "static")
+        body = re.sub(r"extern __shared__ .* rings\[\];", "", cuda_projection.source("cuda_projection.cu"))
+        body = body.replace("__shared__", "static")
         name = "_".join(str(int(value)) for value in defines.values())
         library = folder / f"{name}.so"
         if not library.exists():

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def emulate(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """(late, hidden): from now on kernels are emulated; copies are late or early, and `hidden` is NaN until the wait."""
+    """(late, hidden): kernels are emulated from now on, with late or early copies; `hidden` is NaN until the wait."""
 
     def start(late: bool, hidden: torch.Tensor | None) -> None:
         monkeypatch.setattr(

@@ -14,12 +14,12 @@ from importlib.resources import files
 import torch
 
 from stepgraph.ops import nvrtc
+from stepgraph.ops.fused.tiling import CUDA_COLUMNS as STEP
 from stepgraph.ops.fused.tiling import Tile
 from stepgraph.ops.nvrtc import CudaKernel
 
-STEP = 64  # columns that a warp reads at a time
 _MOST_ROWS = 32
-_SHARED_BYTES = 227 << 10  # of a program, at most
+_SHARED_BYTES = 224 << 10  # of a program's rings, at most
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,15 @@ def project(
     kernel.launch((columns // a_program, heads, 1), tile.warps * 32, params, shared_bytes=shared, overlap=overlap)
 
 
+def compile_ahead(
+    mode: str, norm: bool, bias: bool, tile: Tile, rows: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Put the kernel of a projection into the cache of compiled ones; may run in many threads at once."""
+    overlap = torch.cuda.get_device_capability(device) >= (9, 0)
+    defines = _defines(mode, norm, bias, dtype == torch.bfloat16, overlap, tile, _padded(rows))
+    nvrtc.compile_kernel(_source(), "project", defines)
+
+
 class _Params(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("x", "norm", "weight", "bias", "out", "positions", "block_tables")),
@@ -111,8 +120,8 @@ class _Params(ctypes.Structure):
     ]
 
 
-def source() -> str:
-    return files("stepgraph.ops.fused").joinpath("cuda_projection.cu").read_text(encoding="utf-8")
+def source(name: str) -> str:
+    return files("stepgraph.ops.fused").joinpath(name).read_text(encoding="utf-8")
 
 
 def _padded(rows: int) -> int:
@@ -124,8 +133,15 @@ def _padded(rows: int) -> int:
 def _kernel(
     mode: str, norm: bool, bias: bool, bf16: bool, overlap: bool, tile: Tile, rows: int, device: torch.device
 ) -> CudaKernel:
-    defines = {
+    return CudaKernel(_source(), "project", _defines(mode, norm, bias, bf16, overlap, tile, rows))
+
+
+def _source() -> str:
+    return source("cuda_instructions.cu") + source("cuda_projection.cu")
+
+
+def _defines(mode: str, norm: bool, bias: bool, bf16: bool, overlap: bool, tile: Tile, rows: int) -> dict[str, int]:
+    return {
         "MODE": ("STORE", "ADD", "SWIGLU", "QKV").index(mode), "NORM": norm, "BIAS": bias, "BF16": bf16, "PDL": overlap,
         "WARPS": tile.warps, "RING": tile.stages, "TILES": tile.outputs // 16, "ROWS": rows,
     }  # fmt: skip
-    return CudaKernel(source(), "project", defines)

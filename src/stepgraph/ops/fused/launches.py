@@ -1,4 +1,4 @@
-"""The launches of the fused projections: from tensors and a tile to a grid."""
+"""The launches of the fused projections: from tensors and a tile to a grid, of the kernel that the tile names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 import triton
 
 from stepgraph.ops.fused import projections as kernels
+from stepgraph.ops.fused.cuda_projection import Turn, project
 from stepgraph.ops.fused.small import launched
 from stepgraph.ops.fused.tiling import Tile
 
@@ -49,6 +50,11 @@ def norm_qkv_rope_write(
     rows, width = x.shape
     _, _, block_size, kv_heads, head_dim = kv.shape
     q = torch.empty(rows, num_heads, head_dim, dtype=x.dtype, device=x.device)
+    if tile.kernel == "cuda":
+        turn = Turn(places.positions, places.block_tables, cos, sin, kv, num_heads)
+        both = (norm.weight, norm.eps)
+        project("QKV", x, weight, q, tile, norm=both, bias=bias, turn=turn, overlap=overlap)
+        return q
     grid = (triton.cdiv(head_dim, tile.outputs), num_heads + 2 * kv_heads)
     kernels.norm_qkv_rope_write[grid](
         x, norm.weight, weight, weight if bias is None else bias, places.positions, places.block_tables, cos, sin,
@@ -87,6 +93,9 @@ def norm_gate_up_swiglu(
     rows, width = x.shape
     size = len(weight) // 2
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device)
+    if tile.kernel == "cuda":
+        project("SWIGLU", x, weight, out, tile, norm=(norm.weight, norm.eps), overlap=overlap)
+        return out
     kernels.norm_gate_up_swiglu[(triton.cdiv(size, tile.outputs // 2),)](
         x, norm.weight, weight, out, norm.eps, rows, size, x.stride(0), out.stride(0),
         **_shared(width, rows, tile, overlap),
@@ -105,6 +114,10 @@ def _linear(
     add: bool,
     overlap: bool,
 ) -> None:
+    if tile.kernel == "cuda":
+        both = None if norm is None else (norm.weight, norm.eps)
+        project("ADD" if add else "STORE", x, weight, out, tile, norm=both, bias=bias, overlap=overlap)
+        return
     rows, width = x.shape
     kernels.linear[(triton.cdiv(len(weight), tile.outputs),)](
         x, weight if norm is None else norm.weight, weight, weight if bias is None else bias, out,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
-from stepgraph.ops.fused import launches
+from stepgraph.ops.fused import cuda_projection, launches
 from stepgraph.ops.fused.launches import Norm, Places
 from stepgraph.ops.fused.small import embed, rms_norm, rope_write
-from stepgraph.ops.fused.tiling import Tile, Tiles, load_tiles
+from stepgraph.ops.fused.tiling import Choice, Tile, Tiles, by_triton, load_tiles
 from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layer
 from stepgraph.ops.lora.triton_lora import TritonLora
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
@@ -74,15 +75,15 @@ class FusedOperations:
         adapters: LayerAdapters = NO_ADAPTERS,
     ) -> Hidden:
         x = hidden.new
-        q = self._qkv(x, weights, places, kv, adapters)
+        q = self.queries(x, weights, places, kv, adapters)
         with region("attention"):
             attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             attend(q, kv, attended)
         with region("output_projection"):
-            self._add("attention_out", attended.flatten(1), weights.attention_out, x, adapters)
-        activated = self._gate_up(x, weights, adapters)
+            self.add("attention_out", attended.flatten(1), weights.attention_out, x, adapters)
+        activated = self.activated(x, weights, adapters)
         with region("down_projection"):
-            self._add("down", activated, weights.down, x, adapters)
+            self.add("down", activated, weights.down, x, adapters)
         return Hidden(x)
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
@@ -101,17 +102,19 @@ class FusedOperations:
         told = {}
         matrices = (weights.qkv, weights.attention_out, weights.gate_up, weights.down, lm_head)
         for operation, weight in zip(("qkv", "attention_out", "gate_up", "down", "lm_head"), matrices, strict=True):
-            choice = self._tiles.choose(operation, *weight.shape, rows)
+            choice = self._choose(operation, rows, weight)
             told[operation] = f"{'library' if choice.tile is None else choice.tile} ({choice.source})"
         return told
 
-    def _tile(self, operation: str, x: torch.Tensor, weight: torch.Tensor) -> Tile | None:
-        return self._tiles.choose(operation, *weight.shape, len(x)).tile
-
-    def _qkv(
-        self, x: torch.Tensor, weights: LayerWeights, places: Places, kv: torch.Tensor, adapters: LayerAdapters
+    def queries(
+        self,
+        x: torch.Tensor,
+        weights: LayerWeights,
+        places: Places,
+        kv: torch.Tensor,
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> torch.Tensor:
-        """The queries [rows, heads, head_dim]; keys and values are written to the cache."""
+        """x [rows, hidden] to queries [rows, heads, head_dim]; keys and values are written to the cache."""
         shape, overlap = self._shape, self._overlap
         norm = Norm(weights.input_norm, shape.norm_eps)
         tile = None if adapters.qkv is not None else self._tile("qkv", x, weights.qkv)
@@ -138,7 +141,8 @@ class FusedOperations:
             )  # fmt: skip
         return qkv[:, : shape.num_heads * shape.head_dim].view(-1, shape.num_heads, shape.head_dim)
 
-    def _gate_up(self, x: torch.Tensor, weights: LayerWeights, adapters: LayerAdapters) -> torch.Tensor:
+    def activated(self, x: torch.Tensor, weights: LayerWeights, adapters: LayerAdapters = NO_ADAPTERS) -> torch.Tensor:
+        """x [rows, hidden] to silu(gate) x up, [rows, intermediate]."""
         norm, overlap = Norm(weights.post_norm, self._shape.norm_eps), self._overlap
         tile = None if adapters.gate_up is not None else self._tile("gate_up", x, weights.gate_up)
         if tile is not None:
@@ -153,8 +157,13 @@ class FusedOperations:
         with region("activation"):
             return silu_mul(gate_up)
 
-    def _add(
-        self, operation: str, values: torch.Tensor, weight: torch.Tensor, x: torch.Tensor, adapters: LayerAdapters
+    def add(
+        self,
+        operation: str,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        x: torch.Tensor,
+        adapters: LayerAdapters = NO_ADAPTERS,
     ) -> None:
         """values through weight, and through the adapter of its rows, added to x in place."""
         tile = self._tile(operation, values, weight)
@@ -165,3 +174,17 @@ class FusedOperations:
         adapt = adapters.attention_out if operation == "attention_out" else adapters.down
         if adapt is not None:
             adapt(values, x)
+
+    def _tile(self, operation: str, x: torch.Tensor, weight: torch.Tensor) -> Tile | None:
+        return self._choose(operation, len(x), weight).tile
+
+    def _choose(self, operation: str, rows: int, weight: torch.Tensor) -> Choice:
+        """What was measured, or Triton where the CUDA kernel does not work."""
+        out, width = weight.shape
+        choice = self._tiles.choose(operation, out, width, rows)
+        pairs = {"qkv": self._shape.head_dim // 2, "gate_up": out // 2}.get(operation)
+        if choice.tile is None or choice.tile.kernel != "cuda":
+            return choice
+        if cuda_projection.supports(choice.tile, rows, weight, pairs):
+            return choice
+        return replace(choice, tile=by_triton(out, width, rows), source="the CUDA kernel does not work here")

@@ -29,7 +29,7 @@ def project(
     x, x_stride, rows, norm_weight, scale, eps, weight, w, outputs,
     K: tl.constexpr, TILE: tl.constexpr, PADDED: tl.constexpr, NORM: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """x [rows, K] times the rows `outputs` of a weight, float32 [PADDED, OUTPUTS]. PADDED: 1, or at least 16 and `rows`.
+    """x [rows, K] times the rows `outputs` of a weight, float32 [PADDED, OUTPUTS]. PADDED: 1, or 16 or more.
 
     w, scale: the first tiles, read before. With NORM, of x's RMSNorm; without, scale is not looked at.
     """

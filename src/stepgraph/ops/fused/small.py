@@ -57,7 +57,8 @@ def rope_write(
     _, _, block_size, kv_heads, head_dim = kv.shape
     half = head_dim // 2
     _rope_write[(len(qkv), num_heads + 2 * kv_heads)](
-        qkv, positions, block_tables, cos, sin, kv, cos if q_norm is None else q_norm, cos if k_norm is None else k_norm,
+        qkv, positions, block_tables, cos, sin, kv,
+        cos if q_norm is None else q_norm, cos if k_norm is None else k_norm,
         eps, qkv.stride(0), block_tables.stride(0), kv.stride(0), kv.stride(1), kv.stride(2),
         NUM_HEADS=num_heads, KV_HEADS=kv_heads, BLOCK_SIZE=block_size, HAS_NORM=q_norm is not None,
         HALF=half, HALF_PAD=triton.next_power_of_2(half), PDL=overlap, num_warps=1, **launched(overlap),

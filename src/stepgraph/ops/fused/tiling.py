@@ -16,6 +16,9 @@ OPERATIONS = ("qkv", "attention_out", "gate_up", "down", "lm_head")
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows that tiles are measured for; a batch takes those of the next larger number."""
 
+CUDA_COLUMNS = 64
+"""Columns that a warp of the CUDA kernel reads at a time."""
+
 _UNMEASURED_ROWS = 16  # up to which a shape without measurements is fused
 
 
@@ -40,8 +43,8 @@ class Tile:
             raise ConfigError(f"tile: sizes must be powers of two, at least 2 outputs and 1 stage, got {self}")
         if self.kernel not in ("triton", "cuda"):
             raise ConfigError(f"tile: kernel {self.kernel!r} is neither triton nor cuda")
-        if self.kernel == "cuda" and (self.outputs < 16 or self.columns != 64 or self.stages < 2):
-            raise ConfigError(f"tile: the CUDA kernel takes 16 outputs or more, 64 columns, 2 stages, got {self}")
+        if self.kernel == "cuda" and (self.outputs < 16 or self.columns != CUDA_COLUMNS or self.stages < 2):
+            raise ConfigError(f"tile: the CUDA kernel takes 16 outputs, 64 columns, 2 stages or more, got {self}")
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,37 @@ class Tiles:
         ordered = sorted(self.choices.values(), key=lambda c: (c.out * c.width, OPERATIONS.index(c.operation), c.rows))
         return {"device": device, "choices": [asdict(one) for one in ordered]}
 
+    def updated(self, choices: Iterable[Choice]) -> Tiles:
+        """These, and `choices` in place of those for the same batches."""
+        return Tiles([*self.choices.values(), *choices])
+
+
+class OneTile(Tiles):
+    """The same for every projection of any shape, to measure it; None: the library's."""
+
+    def __init__(self, tile: Tile | None) -> None:
+        super().__init__()
+        self._tile = tile
+
+    def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
+        return Choice(operation, out, width, rows, self._tile, "chosen")
+
 
 def unmeasured(operation: str, out: int, width: int, rows: int) -> Choice:
     """Fused up to 16 rows. Few outputs a program, so that there are many programs to read at once."""
     if rows > _UNMEASURED_ROWS:
         return Choice(operation, out, width, rows, None, "not measured")
-    fitting = max(16, 1 << (width - 1).bit_length())
-    if rows == 1:
-        columns = min(1024, fitting)
-        outputs = 8 if out <= 4096 else 4 if out <= 8192 else 2
-        tile = Tile(outputs, columns, max(1, columns // 256))
-    else:
-        tile = Tile(16 if out <= 8192 else 32, min(256, fitting), 4, stages=3)
+    tile = by_triton(out, width, rows) if rows == 1 else Tile(16, CUDA_COLUMNS, 8, 3, "cuda")
     return Choice(operation, out, width, rows, tile, "not measured")
+
+
+def by_triton(out: int, width: int, rows: int) -> Tile:
+    """A tile for any shape, and for where the CUDA kernel does not work."""
+    fitting = max(16, 1 << (width - 1).bit_length())
+    if rows > 1:
+        return Tile(16 if out <= 8192 else 32, min(256, fitting), 4, stages=3)
+    columns = min(1024, fitting)
+    return Tile(8 if out <= 4096 else 4 if out <= 8192 else 2, columns, max(1, columns // 256))
 
 
 def load_tiles(device: str, path: Path | None = None) -> Tiles:
@@ -101,7 +122,7 @@ def load_tiles(device: str, path: Path | None = None) -> Tiles:
     Raises:
         ConfigError: the file cannot be read or holds no choices.
     """
-    source = files("stepgraph.ops.fused").joinpath("tiles", file_name(device)) if path is None else path
+    source = package_file(device) if path is None else path
     if path is None and not source.is_file():
         return Tiles()
     try:
@@ -111,9 +132,10 @@ def load_tiles(device: str, path: Path | None = None) -> Tiles:
         raise ConfigError(f"tiles: {source} cannot be read: {error}; write it anew with stepgraph tune") from None
 
 
-def file_name(device: str) -> str:
-    """`NVIDIA H200` has its tiles in nvidia_h200.json."""
-    return re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") + ".json"
+def package_file(device: str) -> Path:
+    """Where the package has the tiles of a device: `NVIDIA H200`'s in nvidia_h200.json."""
+    name = re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_") + ".json"
+    return Path(str(files("stepgraph.ops.fused").joinpath("tiles", name)))
 
 
 def _choice(fields: Mapping[str, Any]) -> Choice:
