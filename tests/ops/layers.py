@@ -53,7 +53,10 @@ def make_case(
     sizes: tuple[int, int] = (HIDDEN, INTERMEDIATE),
     seed: int = 0,
 ) -> Case:
-    """heads: query heads, KV heads, head size. sizes: hidden and intermediate. float32 on the CPU. What nobody may read of the cache is NaN."""
+    """heads: query heads, KV heads, head size. sizes: hidden and intermediate. float32 on the CPU.
+
+    What nobody may read of the cache is NaN.
+    """
     num_heads, kv_heads, size = heads
     hidden, intermediate = sizes
     noise = torch.Generator().manual_seed(seed)
