@@ -144,8 +144,8 @@ static void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, 
 #include "kernel.inc"
 
 static const Params* params;
-static char *hidden_at, *hidden_value;
-static std::size_t hidden_size;
+static char* hidden_at;
+static std::vector<char> hidden;
 
 static void start() {
     project(*params);
@@ -153,10 +153,12 @@ static void start() {
     swapcontext(&self().context, &scheduler);
 }
 
-// Of `size` bytes at `at`, the kernel in front writes `value` when it ends. Returns whether all threads came to an end.
-extern "C" bool launch(const Params* given, int x, int y, bool copies_late, char* at, char* value, std::size_t size) {
-    params = given, late = copies_late, hidden_at = at, hidden_value = value, hidden_size = size;
-    publish = [] { std::memcpy(hidden_at, hidden_value, hidden_size), hidden_size = 0; };
+// The `size` bytes at `at` are the work of the kernel in front: NaN until the wait. Returns whether all threads ended.
+extern "C" bool launch(const Params* given, int x, int y, bool copies_late, char* at, std::size_t size) {
+    params = given, late = copies_late, hidden_at = at;
+    hidden.assign(at, at + size);
+    std::memset(at, 0xff, size);
+    publish = [] { std::copy(hidden.begin(), hidden.end(), hidden_at), hidden.clear(); };
     for (blockIdx.y = 0; blockIdx.y < y; blockIdx.y++)
         for (blockIdx.x = 0; blockIdx.x < x; blockIdx.x++) {
             std::memset(rings, 0xff, sizeof rings);  // NaN
