@@ -61,14 +61,6 @@ static void meet(Barrier& barrier, int size) {
 static void __syncthreads() { meet(block_barrier, ALL); }
 static void __syncwarp() { meet(warp_barriers[threadIdx.x / 32], 32); }
 
-static float __shfl_xor_sync(u32, float value, int mask) {
-    std::memcpy(exchanged[threadIdx.x], &value, 4);
-    __syncwarp();
-    std::memcpy(&value, exchanged[threadIdx.x ^ mask], 4);
-    __syncwarp();
-    return value;
-}
-
 static u32 shared_address(const void* pointer) { return static_cast<const char*>(pointer) - rings; }
 static void run(const Copy& copy) {
     if (copy.held) std::memcpy(rings + copy.target, copy.source, 16);
@@ -119,7 +111,18 @@ static unsigned short rounded(float x) {
     return bits;
 }
 static float2 unpack(u32 packed) { return {widened(packed & 0xffff), widened(packed >> 16)}; }
-static u32 pack(float low, float high) { return rounded(low) | static_cast<u32>(rounded(high)) << 16; }
+static u32 multiply_pair(u32 a, u32 b) {
+    const float2 left = unpack(a), right = unpack(b);
+    return rounded(left.x * right.x) | static_cast<u32>(rounded(left.y * right.y)) << 16;
+}
+
+static float element(const char* from, long long index) {
+    return unpack(reinterpret_cast<const unsigned short*>(from)[index]).x;
+}
+
+static void store(char* to, long long index, float value) {
+    reinterpret_cast<unsigned short*>(to)[index] = rounded(value);
+}
 
 // The lanes' shares of A (16 x 16), B (16 x 8) and C (16 x 8), as the PTX manual has them for m16n8k16.
 static void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {

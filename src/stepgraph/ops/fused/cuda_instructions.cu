@@ -32,16 +32,18 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 packed;
+// Two products, rounded once.
+__device__ __forceinline__ u32 multiply_pair(u32 a, u32 b) {
+    u32 product;
 #if BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(a), "r"(b), "r"(0x80008000u));
 #else
-    low = fminf(fmaxf(low, -65504.0f), 65504.0f);  // not scaled by the norm yet, so that it may be past the largest
-    high = fminf(fmaxf(high, -65504.0f), 65504.0f);
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    // What is not scaled by the norm's factor yet may be past the largest number: that one is taken.
+    asm("{.reg .b32 t;\n mul.rn.f16x2 t, %1, %2;\n min.f16x2 t, t, %3;\n max.f16x2 %0, t, %4;}"
+        : "=r"(product)
+        : "r"(a), "r"(b), "r"(0x7bff7bffu), "r"(0xfbfffbffu));
 #endif
-    return packed;
+    return product;
 }
 
 __device__ __forceinline__ float2 unpack(u32 packed) {
@@ -65,4 +67,12 @@ __device__ __forceinline__ unsigned short rounded(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
 #endif
     return bits;
+}
+
+__device__ __forceinline__ float element(const char* from, long long index) {
+    return unpack(reinterpret_cast<const unsigned short*>(from)[index]).x;
+}
+
+__device__ __forceinline__ void store(char* to, long long index, float value) {
+    reinterpret_cast<unsigned short*>(to)[index] = rounded(value);
 }

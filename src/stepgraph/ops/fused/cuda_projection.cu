@@ -42,14 +42,6 @@ constexpr int EACH = (COLUMNS * ROWS + THREADS - 1) / THREADS;  // elements of t
 
 static_assert(TILES * 16 * PITCH * 4 <= RING * SLOT, "the result lies where the ring was");
 
-__device__ __forceinline__ float element(const char* from, long long index) {
-    return unpack(reinterpret_cast<const unsigned short*>(from)[index]).x;
-}
-
-__device__ __forceinline__ void store(char* to, long long index, float value) {
-    reinterpret_cast<unsigned short*>(to)[index] = rounded(value);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) project(const Params p) {
     extern __shared__ __align__(128) char rings[];
     __shared__ float warp_squares[WARPS][NARROW * 8];
@@ -140,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) project(const Params p) {
     }
 
     const int group = lane >> 2, part = lane & 3;  // of an instruction: its row and its columns
-    float result[TILES][NARROW][4] = {}, squares[NARROW] = {};
+    float result[TILES][NARROW][4] = {}, squares[NARROW][4] = {};  // of the rows' products with each other
     for (int i = 0; i < mine; i++) {
         wait<RING - 1>();
         __syncwarp();
@@ -174,17 +166,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) project(const Params p) {
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             if (NORM) {
-                const u32 factors[4] = {scale[side].x, scale[side].y, scale[side].z, scale[side].w};
 #pragma unroll
                 for (int narrow = 0; narrow < NARROW; narrow++) {
-                    u32 values[4] = {b[narrow][side].x, b[narrow][side].y, b[narrow][side].z, b[narrow][side].w};
-#pragma unroll
-                    for (int pair = 0; pair < 4; pair++) {
-                        const float2 value = unpack(values[pair]), factor = unpack(factors[pair]);
-                        squares[narrow] += value.x * value.x + value.y * value.y;
-                        values[pair] = pack(value.x * factor.x, value.y * factor.y);
-                    }
-                    b[narrow][side] = make_uint4(values[0], values[1], values[2], values[3]);
+                    uint4& rows = b[narrow][side];
+                    multiply_add(squares[narrow], rows.x, 0, rows.y, 0, rows.x, rows.y);
+                    multiply_add(squares[narrow], rows.z, 0, rows.w, 0, rows.z, rows.w);
+                    rows = make_uint4(multiply_pair(rows.x, scale[side].x), multiply_pair(rows.y, scale[side].y),
+                                      multiply_pair(rows.z, scale[side].z), multiply_pair(rows.w, scale[side].w));
                 }
             }
 #pragma unroll
@@ -211,19 +199,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) project(const Params p) {
                 sums[(tile * 16 + group + (c >> 1) * 8) * PITCH + narrow * 8 + part * 2 + (c & 1)] = result[tile][narrow][c];
     if (NORM) {
 #pragma unroll
-        for (int narrow = 0; narrow < NARROW; narrow++) {
-            float sum = squares[narrow];
-            sum += __shfl_xor_sync(~0u, sum, 1);
-            sum += __shfl_xor_sync(~0u, sum, 2);
-            if (part == 0) warp_squares[warp][narrow * 8 + group] = sum;
-        }
+        for (int narrow = 0; narrow < NARROW; narrow++)
+            if (part == group / 2)  // it has the product of a row with itself
+                warp_squares[warp][narrow * 8 + group] = group & 1 ? squares[narrow][1] : squares[narrow][0];
     }
     __syncthreads();
-    auto total = [&](int output, int row) {
+    auto total = [](int output, int row) {
         float sum = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++)
-            sum += reinterpret_cast<const float*>(rings + w * RING * SLOT)[output * PITCH + row];
+        for (int w = 0; w < WARPS; w++) sum += reinterpret_cast<const float*>(rings + w * RING * SLOT)[output * PITCH + row];
         return sum;
     };
 #pragma unroll
