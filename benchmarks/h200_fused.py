@@ -17,30 +17,25 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
+from fused_step import by_operation, logits, where_time_goes
 
 from stepgraph import SamplingParams
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import SHAPES
 from stepgraph.measure.census import census
 from stepgraph.measure.decode import GREEDY, DecodeRows, load_model
-from stepgraph.measure.projections import Projections
 from stepgraph.measure.stream import read_limit
-from stepgraph.measure.tune import tile_name
 from stepgraph.measure.work import decode_work
-from stepgraph.ops.attention import cuda_decode
-from stepgraph.ops.fused.tiling import OPERATIONS, load_tiles
-from stepgraph.runtime import BatchDescriptor, GraphConfig, Ladder
+from stepgraph.runtime import GraphConfig, Ladder
 
 BIG, SMALL = "llama-3-8b", "llama-3.2-1b"
 CONTEXT, LONG = 512, 8191
 BARS_MS = {(BIG, CONTEXT): 3.70, (BIG, LONG): 3.92, (SMALL, CONTEXT): 0.740}
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-FEW = [1, 2, 4, 8, 16]
 ROUNDS, STEPS_A_ROUND, MOST_A_LAYER = 12, 5, 6
 SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95)
 MOST_ERROR = 5e-2  # of the logits, relative to those of `unfused`, after all layers in bfloat16
@@ -71,50 +66,6 @@ def compared(fused: DecodeRows, unfused: DecodeRows) -> dict[str, Any]:
     return {"fused": [b for _, b in pairs], "unfused": [a for a, _ in pairs], "ratio": ratio(pairs)}
 
 
-def logits(decode: DecodeRows, attention: bool = True) -> torch.Tensor:
-    """Of the rows that are staged, without sampling; without attention, of whatever its output would lie in."""
-    model, core = decode.core.model, decode.core
-    views = decode.buffers.views(BatchDescriptor.decode(decode._live))
-    tables, lengths = views["block_tables"], views["seq_lens"]
-
-    def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
-        if attention:
-            core.attention.decode(q, kv, tables, lengths, out)
-
-    return model.logits(model.forward(views["tokens"], views["positions"], tables, core.kv_cache, attend))
-
-
-def graphed(call: Callable[[], object]) -> float:
-    """ms of a graph of it."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    return statistics.median(device_ms(graph.replay, 20))
-
-
-def where_time_goes(decode: DecodeRows) -> list[list[Any]]:
-    """Of a fused step; differences are what a part adds, not what it takes by itself."""
-    decode.rewind()
-    whole = graphed(lambda: logits(decode))
-    rows = [
-        ["layers and LM head, without sampling", whole],
-        ["the same without attention", graphed(lambda: logits(decode, attention=False))],
-    ]
-    kept = cuda_decode._TRIGGER
-    for name, blocks in (("at its start", 1 << 20), ("at its end", 0)):
-        cuda_decode._TRIGGER = blocks
-        cuda_decode._kernel.cache_clear()
-        rows.append([f"the same, attention lets the next kernel start {name}", graphed(lambda: logits(decode))])
-    cuda_decode._TRIGGER = kept
-    cuda_decode._kernel.cache_clear()
-    return rows
-
-
 def chain(limit: dict[str, float]) -> list[str]:
     table, parts, wrong, samples = [], [], [], {}
     for shape, contexts in ((BIG, (CONTEXT, LONG)), (SMALL, (CONTEXT,))):
@@ -136,8 +87,9 @@ def chain(limit: dict[str, float]) -> list[str]:
                 if took["median"] > bar:
                     wrong.append(f"{name}: {took['median']:.3f} ms, over {bar}")
             fused.stage(1)
-            parts += [[f"{shape}, context {context}: {what}", taken] for what, taken in where_time_goes(fused)]
-            print(*parts[-4:], sep="\n", flush=True)
+            found_parts = [[f"{shape}, context {context}: {what}", taken] for what, taken in where_time_goes(fused)]
+            print(*found_parts, sep="\n", flush=True)
+            parts += found_parts
             del fused, unfused
             gc.collect()
         del models
@@ -171,34 +123,6 @@ def check(shape: str, fused: DecodeRows, unfused: DecodeRows) -> list[str]:
     return wrong
 
 
-def operations(limit: dict[str, float]) -> list[str]:
-    table, tiles = [], load_tiles(torch.cuda.get_device_name())
-    for shape in (BIG, SMALL):
-        projections = Projections(SHAPES[shape], torch.device("cuda"), torch.bfloat16)
-        for operation in OPERATIONS:
-            for rows in FEW:
-                tile = tiles.choose(operation, *projections.size(operation), rows).tile
-                nbytes = projections.weight_bytes(operation)
-                took = []
-                for one in (tile, None):
-                    graph, launches = projections.graph(operation, rows, one)
-                    took.append(statistics.median(device_ms(graph.replay, 20)) * 1e3 / launches)
-                speed = nbytes / took[0] / 1e6
-                table.append([shape, operation, rows, tile_name(tile), took[0], took[1], speed])
-                table[-1].append(speed * 1e12 / limit["median"] * 100)
-                print(*table[-1], flush=True)
-        del projections
-        torch.cuda.empty_cache()
-    columns = ["shape", "operation", "rows", "tile", "µs", "library, µs", "TB/s", "% of the limit"]
-    definition = (
-        "One projection with all that surrounds it (norm, rotary embedding and KV write, SwiGLU, residual) in a graph "
-        "of many with different weights, as it is chosen here and with the library's projection. Bytes of the weight "
-        f"alone; the read limit is {limit['median'] / 1e12:.2f} TB/s in the same run."
-    )
-    write("h200_fused_operations", definition, "µs", columns, table, samples={}, read_limit=limit)
-    return []
-
-
 def by_rows(limit: dict[str, float]) -> list[str]:
     models = [load_model(BIG, device="cuda", max_len=CONTEXT + 1, operations=name) for name in ("fused", "unfused")]
     fused, unfused = (captured(model, CONTEXT, *SIZES) for model in models)
@@ -228,6 +152,18 @@ def write(name: str, definition: str, unit: str, columns: list[str], rows: list[
     where = {"machine": machine(), "versions": versions("torch", "triton", "cuda-bindings"), "commit": commit()}
     told = {"name": name, "definition": definition, "unit": unit, "columns": columns, "rows": rows}
     write_result({**told, **where, **more})
+
+
+def operations(limit: dict[str, float]) -> list[str]:
+    columns = ["shape", "operation", "rows", "tile", "µs", "library, µs", "TB/s", "% of the limit"]
+    definition = (
+        "One projection with all that surrounds it (norm, rotary embedding and KV write, SwiGLU, residual) in a graph "
+        "of many with different weights, as it is chosen here and with the library's projection. Bytes of the weight "
+        f"alone; the read limit is {limit['median'] / 1e12:.2f} TB/s in the same run."
+    )
+    table = [row for shape in (BIG, SMALL) for row in by_operation(shape, limit["median"])]
+    write("h200_fused_operations", definition, "µs", columns, table, samples={}, read_limit=limit)
+    return []
 
 
 PARTS = {"chain": chain, "operations": operations, "rows": by_rows}
