@@ -77,7 +77,7 @@ def where_time_goes(decode: DecodeRows) -> list[list[Any]]:
         rows.append([f"the same, all projections {name}", graphed(lambda: logits(decode))])
     model.operations = chosen
     kept = cuda_decode._TRIGGER
-    for name, blocks in (("at its start", 1 << 20), ("at its end", 0)):
+    for name, blocks in (("at once", -1), ("after its wait", 1 << 20), ("at its end", 0)):
         cuda_decode._TRIGGER = blocks
         cuda_decode._kernel.cache_clear()
         rows.append([f"the same, attention lets the next kernel start {name}", graphed(lambda: logits(decode))])

@@ -105,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) project(const Params p) {
             if (PAIRED) bias[e][1] = element(p.bias, first + at + half);
         }
         if (MODE == QKV) {
-            const long long position = p.positions[row], angle = position * 2 * half + column + at;
+            const int position = static_cast<int>(p.positions[row]);
+            const long long angle = position * 2LL * half + column + at;
             turn[e][0] = element(p.cosine, angle);
             turn[e][1] = element(p.sine, angle);
             turn[e][2] = element(p.cosine, angle + half);

@@ -1,8 +1,8 @@
 """The four projections of a layer and the last one, each one launch with all that surrounds it.
 
 Every program of every kernel waits for the kernel in front before it reads what that one writes, and before it writes
-anything. So when a kernel ends, all in front of it have ended, and what they read may be overwritten. Positions, block
-tables, cosines and weights are read before the wait: no kernel between two starts of a step writes those.
+anything. So when a kernel ends, all in front of it have ended, and what they read may be overwritten. Positions and
+weights are read before the wait: no kernel between two starts of a step writes those.
 """
 
 import triton
@@ -34,6 +34,11 @@ def norm_qkv_rope_write(
     row = tl.arange(0, PADDED)
     real = row < rows
     position = tl.load(positions + row, mask=real, other=0)
+    if HAS_BIAS:
+        added = tl.load(bias + outputs).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    # What depends on the position would hold up the weights in front of the wait, and is needed last.
     block = tl.load(block_tables + row * table_stride + position // BLOCK_SIZE, mask=real, other=0).to(tl.int64)
     inside = real[:, None] & (pair < HALF)[None, :]
     angle = position[:, None] * (2 * HALF) + pair[None, :]
@@ -41,10 +46,6 @@ def norm_qkv_rope_write(
     cos_high = tl.load(cos + angle + HALF, mask=inside, other=0.0).to(tl.float32)
     sin_low = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
     sin_high = tl.load(sin + angle + HALF, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        added = tl.load(bias + outputs).to(tl.float32)
-    if PDL:
-        gdc_wait()
     result = project(x, x_stride, rows, norm_weight, scale, eps, weight, w, outputs, K, TILE, PADDED, True, OUTPUTS)
     if HAS_BIAS:
         result += added[None, :]
