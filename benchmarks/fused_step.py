@@ -36,6 +36,15 @@ class ByTriton(Tiles):
         return Choice(operation, out, width, rows, by_triton(out, width, rows), "by rule")
 
 
+class Deep(Tiles):
+    """As chosen, but an output projection that holds many of its weights before attention has ended."""
+
+    def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
+        if operation == "attention_out":
+            return Choice(operation, out, width, rows, Tile(16, 64, 8, 6, "cuda"), "deep")
+        return super().choose(operation, out, width, rows)
+
+
 def logits(decode: DecodeRows, attention: bool = True) -> torch.Tensor:
     """Of the rows that are staged, without sampling; without attention, of whatever its output would lie in."""
     model, core = decode.core.model, decode.core
@@ -75,13 +84,17 @@ def where_time_goes(decode: DecodeRows) -> list[list[Any]]:
     for name, tiles in (("Triton by rule", ByTriton()), *((tile_name(tile), OneTile(tile)) for tile in SAME)):
         model.operations = FusedOperations(chosen._shape, tiles)
         rows.append([f"the same, all projections {name}", graphed(lambda: logits(decode))])
-    model.operations = chosen
+    deep = FusedOperations(chosen._shape, Deep(chosen._tiles.choices.values()))
     kept = cuda_decode._TRIGGER
-    for name, blocks in (("at once", -1), ("after its wait", 1 << 20), ("at its end", 0)):
+    starts = (("as it does", kept), ("at once", -1), ("after its wait", 1 << 20), ("at its end", 0))
+    for name, blocks in starts:
         cuda_decode._TRIGGER = blocks
         cuda_decode._kernel.cache_clear()
-        rows.append([f"the same, attention lets the next kernel start {name}", graphed(lambda: logits(decode))])
-    cuda_decode._TRIGGER = kept
+        for which, made in (("as chosen", chosen), ("with a deep output projection", deep)):
+            model.operations = made
+            told = f"the same, {which}, attention lets the next kernel start {name}"
+            rows.append([told, graphed(lambda: logits(decode))])
+    cuda_decode._TRIGGER, model.operations = kept, chosen
     cuda_decode._kernel.cache_clear()
     return rows
 

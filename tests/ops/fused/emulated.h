@@ -25,7 +25,7 @@ static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 #define __device__
 #define __forceinline__
 #define __global__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 alignas(128) static char rings[256 << 10];
 static dim threadIdx, blockIdx;

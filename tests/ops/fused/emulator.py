@@ -33,10 +33,10 @@ class EmulatedKernel:
             subprocess.run(command, check=True, timeout=120)
         self._launch = ctypes.CDLL(str(library)).launch
         self._launch.restype = ctypes.c_bool
-        self._late, self._hide = late, hide
+        self._late, self._hide, self._waits = late, hide, defines["PDL"]
 
     def launch(self, grid: tuple[int, int, int], threads: int, params: Any, **_: Any) -> None:
-        size = params.rows * (params.x_row if self._hide == "x" else params.out_row)
+        size = params.rows * (params.x_row if self._hide == "x" else params.out_row) * self._waits
         ended = self._launch(
             ctypes.byref(params), grid[0], grid[1], ctypes.c_bool(self._late),
             ctypes.c_void_p(getattr(params, self._hide)), ctypes.c_size_t(size),

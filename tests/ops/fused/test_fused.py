@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from typing import Any
 
@@ -32,6 +33,11 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def test_the_triton_kernels_agree_with_the_reference_under_the_interpreter() -> None:
     check_interpreted("fused/interpreted.py")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation is compiled by g++")
+def test_layers_by_the_cuda_kernels_emulated() -> None:
+    check_interpreted("fused/interpreted_cuda.py")
 
 
 @pytest.mark.gpu

@@ -37,12 +37,14 @@ constexpr int ROWS_AT = TILES * TILE_BYTES;          // in a slot of the ring
 constexpr int NORM_AT = ROWS_AT + ROWS * STEP_BYTES;
 constexpr int SLOT = NORM_AT + NORM * STEP_BYTES;
 constexpr int THREADS = WARPS * 32;
+constexpr int WORK = TILES * NARROW;
+constexpr int AT_ONCE = (WORK == 1 ? 768 : WORK <= 4 ? 512 : 256) / THREADS;  // programs of a multiprocessor
 constexpr int PITCH = NARROW * 8 + 1;                // floats
 constexpr int EACH = (COLUMNS * ROWS + THREADS - 1) / THREADS;  // elements of the result that a thread makes
 
 static_assert(TILES * 16 * PITCH * 4 <= RING * SLOT, "the result lies where the ring was");
 
-extern "C" __global__ void __launch_bounds__(THREADS) project(const Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) project(const Params p) {
     extern __shared__ __align__(128) char rings[];
     __shared__ float warp_squares[WARPS][NARROW * 8];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
