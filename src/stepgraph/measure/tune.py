@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from stepgraph.engine.config import ModelConfig
 from stepgraph.measure.clock import device_ms
@@ -75,18 +77,19 @@ def tune(
     """
     if not torch.cuda.is_available():
         raise ConfigError("tune: tiles are measured on a CUDA device; there is none")
+    started = time.perf_counter()
     projections = Projections(config, torch.device("cuda"), torch.bfloat16)
     plan = list(_plan(rows))
     projections.compile_ahead([(operation, count, tile) for operation, count, tile in plan if tile is not None])
     timings: list[Timing] = []
-    started = time.perf_counter()
     for done, (operation, count, tile) in enumerate(plan):
         if time.perf_counter() - started > seconds:
             break
         if progress is not None:
             progress(done, len(plan), f"{operation} of {count}")
         if tile is None or projections.works(operation, count, tile):
-            timings.append(_timing(projections, operation, count, tile))
+            with suppress(OutOfResources):  # a tile that this device has no room for
+                timings.append(_timing(projections, operation, count, tile))
     choices = list(_choices(projections, timings, f"stepgraph tune, {torch.cuda.get_device_name()}"))
     return choices, _result(name, projections, timings, choices, len(plan))
 

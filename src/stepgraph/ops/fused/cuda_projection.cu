@@ -26,8 +26,7 @@ struct Params {
 
 enum { STORE, ADD, SWIGLU, QKV };  // of MODE: what becomes of the result
 
-constexpr int STEP = 64;                             // columns
-constexpr int STEP_BYTES = STEP * 2;
+constexpr int STEP = 64, STEP_BYTES = STEP * 2;       // columns
 constexpr bool PAIRED = MODE == SWIGLU || MODE == QKV;
 constexpr int WIDE = PAIRED ? 8 : 16;                // columns of the output in 16 outputs
 constexpr int COLUMNS = WIDE * TILES;                // of a program
@@ -37,8 +36,7 @@ constexpr int ROWS_AT = TILES * TILE_BYTES;          // in a slot of the ring
 constexpr int NORM_AT = ROWS_AT + ROWS * STEP_BYTES;
 constexpr int SLOT = NORM_AT + NORM * STEP_BYTES;
 constexpr int THREADS = WARPS * 32;
-constexpr int WORK = TILES * NARROW;
-constexpr int AT_ONCE = (WORK == 1 ? 768 : WORK <= 4 ? 512 : 256) / THREADS;  // programs of a multiprocessor
+constexpr int AT_ONCE = (TILES * NARROW == 1 ? 768 : TILES * NARROW <= 4 ? 512 : 256) / THREADS;  // on a multiprocessor
 constexpr int PITCH = NARROW * 8 + 1;                // floats
 constexpr int EACH = (COLUMNS * ROWS + THREADS - 1) / THREADS;  // elements of the result that a thread makes
 
@@ -221,7 +219,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) project(const Par
         float value = total(output, row), second = PAIRED ? total(output + 8, row) : 0;
         if (NORM) {
             float sum = 0;
-#pragma unroll
             for (int w = 0; w < WARPS; w++) sum += warp_squares[w][row];
             const float factor = rsqrtf(sum / p.width + p.eps);
             value *= factor;
