@@ -221,7 +221,7 @@ def test_the_ledger_tells_graphs_with_adapters_apart(base: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", ["full", "breakable", "disabled"])
-@pytest.mark.parametrize("operations", ["unfused", "reference"])
+@pytest.mark.parametrize("operations", ["unfused", "fused", "reference"])
 def test_tokens_on_a_gpu(base: Path, saved: dict, want: dict, graphs: str, operations: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     llm = LLM(base, device="cuda", dtype="float32", max_num_seqs=16, graphs=graphs, operations=operations, lora=LORA)

@@ -34,7 +34,8 @@ def test_unfused_is_the_default_on_cuda() -> None:
 @pytest.mark.parametrize(
     ("name", "device", "says"),
     [
-        ("fused", "cpu", "unknown set 'fused'; available on cpu: reference"),
+        ("magic", "cpu", "unknown set 'magic'; available on cpu: reference"),
+        ("fused", "cpu", "'fused' runs on cuda, not on cpu"),
         ("unfused", "cpu", "'unfused' runs on cuda, not on cpu"),
         (None, "meta", "no set runs on device 'meta'"),
     ],
@@ -47,8 +48,9 @@ def test_what_cannot_run_is_refused(name: str | None, device: str, says: str) ->
 def test_without_triton_the_reference_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "find_spec", lambda name: None)
     assert choose_operations(None, "cuda") == "reference"
-    with pytest.raises(ConfigError, match="needs the triton package"):
-        choose_operations("unfused", "cuda")
+    for name in ("unfused", "fused"):
+        with pytest.raises(ConfigError, match=f"'{name}' needs the triton package"):
+            choose_operations(name, "cuda")
 
 
 def test_the_reference_names_its_regions_on_the_tape() -> None:

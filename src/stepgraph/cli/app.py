@@ -34,6 +34,7 @@ from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 from stepgraph.cli.sweep import sweep_command
 from stepgraph.cli.trace import trace_command
+from stepgraph.cli.tune import tune_command
 from stepgraph.cli.verify import verify_command
 
 app = typer.Typer(
@@ -186,6 +187,7 @@ app.command("padding")(padding_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
 app.command("trace")(trace_command)
+app.command("tune")(tune_command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -53,7 +53,7 @@ Compile = Annotated[Compiler, typer.Option(help="Compile the step between its br
 LadderOption = Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")]
 Attention = Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")]
 Operations = Annotated[
-    str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
+    str | None, typer.Option(help="What computes a layer: fused, unfused or reference. Default: the device's own.")
 ]
 Adapter = Annotated[
     Path | None, typer.Option(help="A directory with a LoRA adapter that PEFT saved, for all requests.")

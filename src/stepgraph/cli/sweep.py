@@ -45,7 +45,7 @@ def sweep_command(
     ] = "off",
     attention: Annotated[str | None, typer.Option(help="Attention backends. Default: the device's own.")] = None,
     operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused, reference. Default: the device's own.")
+        str | None, typer.Option(help="What computes a layer: fused, unfused, reference. Default: the device's own.")
     ] = None,
     rows: Annotated[str, typer.Option(help="Numbers of requests that decode at once.")] = "1,8",
     context: Annotated[int, typer.Option(help="Tokens that each of them attends to.")] = 512,

@@ -105,7 +105,8 @@ class OperationSet(Protocol):
         """normed: [rows, hidden]. weight: [vocab, hidden]. Returns logits [rows, vocab] in the model's dtype."""
 
 
-_DEVICE_TYPES = {"unfused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+_DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+_TRITON = ("unfused", "fused")  # the sets whose kernels are written in it
 
 
 def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False) -> str:
@@ -118,12 +119,10 @@ def choose_operations(name: str | None, device: torch.device | str, *, compiled:
     """
     kind = torch.device(device).type
     here = [known for known, kinds in _DEVICE_TYPES.items() if kind in kinds]
-    if find_spec("triton") is None and "unfused" in here:
-        here.remove("unfused")
-    if compiled:
-        if name == "unfused":
-            raise ConfigError("operations: torch's compiler does not see the kernels of 'unfused'; use reference")
-        here = [known for known in here if known != "unfused"]
+    if compiled and name in _TRITON:
+        raise ConfigError(f"operations: torch's compiler does not see the kernels of '{name}'; use reference")
+    if compiled or find_spec("triton") is None:
+        here = [known for known in here if known not in _TRITON]
     usable = f"available on {kind}: {', '.join(here) or 'none'}"
     if name is None:
         if not here:
@@ -140,10 +139,16 @@ def choose_operations(name: str | None, device: torch.device | str, *, compiled:
 
 def get_operations(name: str | None, device: torch.device | str, shape: DecoderShape) -> OperationSet:
     """Make the set `name` (None: the preferred one) for a device. Raises ConfigError where it cannot run."""
-    if choose_operations(name, device) == "reference":
+    chosen = choose_operations(name, device)
+    if chosen == "reference":
         from stepgraph.ops.reference_set import ReferenceOperations
 
         return ReferenceOperations(shape)
-    from stepgraph.ops.unfused import UnfusedOperations  # imports triton, which a CPU machine may lack
+    # These import triton, which a CPU machine may lack.
+    if chosen == "fused":
+        from stepgraph.ops.fused import FusedOperations
+
+        return FusedOperations(shape)
+    from stepgraph.ops.unfused import UnfusedOperations
 
     return UnfusedOperations(shape)
