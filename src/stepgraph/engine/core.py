@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from stepgraph.engine.flight import Flights, Produced
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.kv_memory import KVMemory, resize
 from stepgraph.engine.lora import LoraSlots
-from stepgraph.engine.lora.rows import adapter_inputs
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_batches import RandomBatches
-from stepgraph.engine.request import Request
-from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
 from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
+from stepgraph.engine.staging import Staging
 from stepgraph.engine.step import DecoderStep, step_slots
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.operations import choose_operations
@@ -102,7 +101,10 @@ class EngineCore:
             device=model.device,
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab, adapters=lora is not None),
         )
-        step = DecoderStep(model, attention, self.kv_memory.cache, sampler, lora)
+        self._flights = Flights(self.buffers.platform, self.scheduler, rows)
+        self._staging = Staging(self.buffers, self._max_blocks, penalties=penalties, lora=lora)
+        told, halt = self._flights.told, self._flights.halt
+        step = DecoderStep(model, attention, self.kv_memory.cache, sampler, told, halt, lora)
         self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
         self.runner = GraphRunner(step, self.buffers, self.resolution.config, state=self._verified())
         self.runner.watch(vars(model), "model")
@@ -111,12 +113,11 @@ class EngineCore:
         self.runner.watch(attention.tensors(), "attention")
         if lora is not None:
             self.runner.watch(lora.tensors, "adapters")
-        self._num_loras = 0  # of the batch that is staged
         self.kv_bytes_at_capture = 0
         self.eager_left = Left()  # by `run_largest_step`
-        self._rows_staged = 0  # of a step without prefill
-        self._times_reset = self.buffers.times_reset
-        self._in_doubt = False  # a step failed: what the device holds of the rows is anybody's guess
+        self._steady = 0  # steps to come that are just like the last one, unless the scheduler's changes go up
+        self._changes = 0
+        self._lengths = np.zeros(0, dtype=np.int64)  # of a step without prefill
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -134,6 +135,7 @@ class EngineCore:
         """
         with self.runner.pool.alone():
             resize(self.kv_memory, self.scheduler, num_blocks)
+        self._steady = 0
         self.runner.state = self._verified()
 
     @torch.inference_mode()
@@ -183,40 +185,35 @@ class EngineCore:
         verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
         if self.lora is not None:
             self.lora.fill_free(torch.Generator().manual_seed(seed))
-        self._rows_staged = 0
         with self._cache_cut_to(1 + len(verified)):
             return self.runner.verify(batches, seed=seed, rtol=rtol, atol=atol)
 
     @torch.inference_mode()
-    def step(self) -> list[tuple[Request, int]]:
+    def step(self) -> Produced:
         """One token for every decoding request, and for every request whose prefill this step completes.
 
-        Without work it is a gap, in which one of the graphs that lazy capture has left is recorded.
-
-        Rows 0 to n - 1 decode; the requests that prefill have the rows from n on, where those that complete stay.
+        Where `step_ahead` has left tokens on their way, those, and no other step. Without work it is a gap, in which
+        one of the graphs that lazy capture has left is recorded.
         """
-        grown = self.scheduler.grow()
-        chunks = self.scheduler.plan_prefill()
-        rows = list(self.scheduler.rows)
-        if not rows and not chunks:
-            self.scheduler.refuse_if_stuck()
-            self.capture_pending(seconds=0)
-            return []
-        inputs = self._stage(rows, grown, chunks)
-        tokens = self._run(rows, chunks, inputs)
-        self._in_doubt = False
-        for request, token in zip(rows, tokens, strict=False):
-            request.computed += 1
-            request.output.append(token)
-        produced = list(zip(rows, tokens, strict=False))
-        for chunk, token in zip(chunks, tokens[len(rows) :], strict=True):
-            completes, request = chunk.completes, chunk.request
-            request.computed = chunk.stop
-            if completes:
-                request.output.append(token)
-                self.scheduler.join(request)
-                produced.append((request, token))
-        return produced
+        produced = self._read(leave=0)
+        if produced:
+            return produced
+        if not self._launch():
+            self._use_gap()
+        return self._read(leave=0)
+
+    @torch.inference_mode()
+    def step_ahead(self) -> Produced:
+        """As `step`, but the next step is launched before the last one's tokens are read, so that the device does not
+        wait for the host. The first call returns none, and one behind the last step its tokens.
+
+        A request that is removed meanwhile gets no further token; the device may have computed one for it.
+        """
+        if self._launch():
+            return self._read(leave=1)
+        if not len(self._flights):
+            self._use_gap()
+        return self._read(leave=0)
 
     @contextmanager
     def _cache_cut_to(self, num_blocks: int) -> Iterator[None]:
@@ -247,61 +244,70 @@ class EngineCore:
         """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""
         return {"kv_cache": self.kv_memory.blocks[1 : 1 + self._most_verified]}
 
-    def _run(self, rows: list[Request], chunks: list[Chunk], inputs: dict[str, Any]) -> list[int]:
-        """The next token of each row, then of each chunk's request."""
-        count = len(rows) + len(chunks)
+    def _launch(self) -> bool:
+        """Launch the next step. Not where there is none, or where it takes tokens that are still on their way."""
+        if self._steady and self._changes == self.scheduler.changes and not self._staging.lost:
+            self._launch_again()
+            return True
+        if len(self._flights) and self._staging.lost:
+            return False
+        scheduler, ahead = self.scheduler, self._flights.ahead()
+        grown = scheduler.grow(ahead)
+        chunks = scheduler.plan_prefill()
+        rows = list(scheduler.rows)
+        takers = [
+            (request, row, request.num_tokens + ahead.get(request, 0))
+            for row, request in enumerate(rows)
+            if scheduler.goes_on(request, ahead)
+        ]
+        if not takers and not chunks:
+            return False
+        lengths = [request.num_tokens + ahead.get(request, 0) for request in rows] + [chunk.stop for chunk in chunks]
+        try:
+            inputs = self._staging.stage(rows, scheduler.take_dirty_rows(), grown, chunks)
+            self._run(len(rows), lengths, chunks, inputs)
+            for row, chunk in enumerate(chunks, start=len(rows)):
+                completes, request = chunk.completes, chunk.request
+                request.computed = chunk.stop
+                if completes:
+                    scheduler.join(request)
+                    takers.append((request, row, chunk.stop))
+            self._flights.launched(takers)
+        except BaseException:
+            self._staging.doubt()
+            raise
+        self._steady = 0 if chunks else scheduler.steady_steps(self._flights.ahead())
+        self._changes, self._lengths = scheduler.changes, np.array(lengths, dtype=np.int64)
+        return True
+
+    def _launch_again(self) -> None:
+        """The same step once more: everybody is a token further, and nothing has to be told."""
+        self._steady -= 1
+        self._lengths += 1
+        try:
+            self._run(len(self._lengths), self._lengths, [], {})
+            self._flights.launched_again()
+        except BaseException:
+            self._staging.doubt()
+            raise
+
+    def _run(self, rows: int, lengths: Sequence[int] | np.ndarray[Any, Any], chunks: list[Chunk], inputs: Any) -> None:
+        """lengths: tokens of each row, then of each chunk's request, the step's included."""
+        num_loras = self._staging.num_loras
         if all(chunk.stop - chunk.start == 1 for chunk in chunks):  # no prefill, or a token of it: a decode step
-            lengths = [request.num_tokens for request in rows] + [chunk.stop for chunk in chunks]
             self.attention.plan(lengths, self.buffers["block_tables"])
-            output = self.runner(num_requests=count, num_loras=self._num_loras, **inputs)
+            self.runner(num_requests=rows + len(chunks), num_loras=num_loras, **inputs)
         else:
             prompt_tokens = len(inputs["prompt_tokens"])
-            output = self.runner(num_requests=count, num_tokens=prompt_tokens, num_loras=self._num_loras, **inputs)
-        tokens: list[int] = output.tokens.tolist()
-        return tokens
+            self.runner(num_requests=rows + len(chunks), num_tokens=prompt_tokens, num_loras=num_loras, **inputs)
 
-    def _stage(self, rows: list[Request], grown: list[tuple[int, int, int]], chunks: list[Chunk]) -> dict[str, Any]:
-        """Patch what changed of the device's state; returns the host's part where the batch changed."""
-        for row, index, block in grown:
-            self.buffers["block_tables"][row, index] = block
-        dirty = self.scheduler.take_dirty_rows()
-        if self._in_doubt or self._times_reset != self.buffers.times_reset:
-            dirty, self._rows_staged, self._times_reset = list(range(len(rows))), 0, self.buffers.times_reset
-        self._in_doubt = True  # until the tokens are here
-        moved = {row: (rows[row], rows[row].num_tokens) for row in dirty}
-        moved.update((row, (chunk.request, chunk.stop)) for row, chunk in enumerate(chunks, start=len(rows)))
-        if moved:
-            self._patch(moved)
-        elif len(rows) == self._rows_staged:
-            return {}
-        self._rows_staged = 0 if chunks else len(rows)
-        requests = [*rows, *(chunk.request for chunk in chunks)]
-        inputs = sampling_inputs(requests, penalties=self.penalties)
-        if self.lora is not None:
-            adapters, self._num_loras = adapter_inputs(requests, self.lora)
-            inputs |= adapters
-        inputs["query_lens"] = np.array([1] * len(rows) + [c.stop - c.start for c in chunks], dtype=np.int32)
-        prompts = [token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.stop)]
-        inputs["prompt_tokens"] = np.array([-1] * len(rows) + prompts, dtype=np.int64)
-        return inputs
+    def _read(self, leave: int) -> Produced:
+        """The tokens of all steps on their way but the last `leave`."""
+        produced: Produced = []
+        while len(self._flights) > leave:
+            produced += self._flights.read()
+        return produced
 
-    def _patch(self, moved: dict[int, tuple[Request, int]]) -> None:
-        """Write rows' device state afresh. moved: by row the request, and how many of its tokens this step ends at."""
-        requests = [request for request, _ in moved.values()]
-        stops = [stop for _, stop in moved.values()]
-        self.buffers.patch(
-            list(moved),
-            tokens=[request.tokens(stop - 1, stop)[0] for request, stop in moved.values()],
-            positions=[stop - 1 for stop in stops],
-            seq_lens=stops,
-            block_tables=self._tables(requests),
-        )
-        if self.penalties:
-            mark_rows(self.buffers["seen"], requests, list(moved))
-
-    def _tables(self, requests: list[Request]) -> np.ndarray[Any, Any]:
-        """int32 [requests, max_blocks]: each request's blocks, then the null block."""
-        tables = np.zeros((len(requests), self._max_blocks), dtype=np.int32)
-        for row, request in enumerate(requests):
-            tables[row, : len(request.blocks)] = request.blocks
-        return tables
+    def _use_gap(self) -> None:
+        self.scheduler.refuse_if_stuck()
+        self.capture_pending(seconds=0)

@@ -356,12 +356,12 @@ class LLM:
         max_tokens = min(params.max_tokens, max_len - len(ids))
         self._require_room(index, len(ids) + max_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        request = Request(self._next_id, ids, params, seed, max_tokens, adapter)
-        self._next_id += 1
         ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
         stops = frozenset(params.stop_token_ids) | frozenset(ends)
+        request = Request(self._next_id, ids, params, seed, max_tokens, adapter, stops)
+        self._next_id += 1
         text = TextStream(self.tokenizer, params.stop)
-        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, stops, text)
+        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text)
 
     def _require_adapter(self, name: str | None) -> None:
         if name is not None:
@@ -408,8 +408,9 @@ class LLM:
             _log.warning("lazy graphs: none could be recorded: %s", error)
 
     def _step(self) -> None:
-        """One engine step. Its tokens are taken in before any is told, so that a caller may call again meanwhile."""
-        for request, token in self.core.step():
+        """Launch a step and take in the tokens of the one before, all of them before any is told, so that a caller may
+        call again meanwhile."""
+        for request, token in self.core.step_ahead():
             one = self._running.get(request.id)
             if one is None:
                 continue

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from stepgraph.engine.errors import RequestError
-from stepgraph.engine.kv_blocks import BlockPool, blocks_for
+from stepgraph.engine.kv_blocks import BLOCK_SIZE, BlockPool, blocks_for
 from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
+
+NOTHING_AHEAD: Mapping[Request, int] = MappingProxyType({})
+"""Of requests that wait for no token."""
 
 
 def most_tokens(chunk_tokens: int, max_num_seqs: int) -> int:
@@ -45,6 +50,9 @@ class Scheduler:
     waits, to be recomputed later.
 
     step_tokens: most tokens of a step, one a decoding row and the prefill's; more than `max_num_seqs`.
+    changes: goes up whenever a request comes, goes, begins to decode, or ends.
+
+    Where steps are launched before the tokens of earlier ones are known, `ahead` says how many each request waits for.
     """
 
     def __init__(self, pool: BlockPool, max_num_seqs: int, step_tokens: int) -> None:
@@ -53,6 +61,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # by arrival
         self.prefilling: list[Request] = []  # admitted: hold blocks, not yet decoding
         self.preemptions = 0
+        self.changes = 0
         self._max_num_seqs = max_num_seqs
         self._step_tokens = step_tokens
         self._dirty: set[int] = set()
@@ -62,6 +71,7 @@ class Scheduler:
         return bool(self.rows or self.waiting or self.prefilling)
 
     def add(self, request: Request) -> None:
+        self.changes += 1
         bisect.insort(self.waiting, request, key=lambda r: r.id)
 
     def remove(self, request: Request) -> None:
@@ -74,30 +84,56 @@ class Scheduler:
             self.waiting.remove(request)
         self._free(request)
 
-    def grow(self) -> list[tuple[int, int, int]]:
+    def end(self, request: Request) -> None:
+        """A token has ended it. It keeps its row until it is removed, and gets no further token."""
+        self.changes += 1
+        request.ended = True
+
+    def goes_on(self, request: Request, ahead: Mapping[Request, int]) -> bool:
+        """Whether a decoding request has another token to come beside those it waits for, as far as is known."""
+        return not request.ended and request.num_tokens + ahead.get(request, 0) < request.limit
+
+    def grow(self, ahead: Mapping[Request, int] = NOTHING_AHEAD) -> list[tuple[int, int, int]]:
         """Give every row the block its next token needs, preempting if it must; oldest first.
 
-        Returns (row, index in its block table, block) of blocks added to rows whose occupant did not change.
+        Where one does, the others are given theirs for the `BLOCK_SIZE` steps from here on, as long as there is one
+        left for each: then nothing has to be told to the device in between.
+        Returns (row, index in its block table, block) of blocks added to rows.
         """
-        grown: list[Request] = []
+        had: dict[Request, int] = {}
         for request in sorted(self.rows, key=lambda r: r.id):
-            if request not in self.rows:
-                continue  # preempted for an older one
-            while len(request.blocks) < blocks_for(request.num_tokens):
+            if request not in self.rows or not self.goes_on(request, ahead):
+                continue  # preempted for an older one, or all its keys and values have room
+            while len(request.blocks) < blocks_for(request.num_tokens + ahead.get(request, 0)):
                 block = self.pool.take(1)
                 if block is not None:
+                    had.setdefault(request, len(request.blocks))
                     request.blocks += block
-                    grown.append(request)
                     continue
                 victim = max(self.rows + self.prefilling, key=lambda r: r.id)
                 self._preempt(victim)
                 if victim is request:
                     break
+        if had:
+            self._grow_ahead(ahead, had)
         return [
-            (row, len(request.blocks) - 1, request.blocks[-1])
+            (row, index, request.blocks[index])
             for row, request in enumerate(self.rows)
-            if request in grown and row not in self._dirty
+            if request in had
+            for index in range(had[request], len(request.blocks))
         ]
+
+    def steady_steps(self, ahead: Mapping[Request, int]) -> int:
+        """How many more steps can be launched just like the last one: no row ends by its length or needs a block, and
+        who waits goes on waiting. ahead: with the last step's tokens."""
+        if self.prefilling:
+            return 0
+        steps = []
+        for request in self.rows:
+            if self.goes_on(request, ahead):
+                tokens, blocks = request.num_tokens + ahead.get(request, 0), len(request.blocks)
+                steps.append(min(request.limit - tokens, blocks * BLOCK_SIZE - tokens + 1))
+        return min(steps, default=0)
 
     def plan_prefill(self) -> list[Chunk]:
         """This step's prefill, oldest first; admits waiting requests while rows and blocks allow.
@@ -137,6 +173,7 @@ class Scheduler:
         """A prefilled request takes the next row, which is where its prefill ran."""
         self.prefilling.remove(request)
         self.rows.append(request)
+        self.changes += 1
 
     def vacate(self, num_blocks: int) -> None:
         """Preempt every request that holds a block from `num_blocks` on: these are free afterwards."""
@@ -173,6 +210,18 @@ class Scheduler:
             self.rows[row] = last
             self._dirty.add(row)
 
+    def _grow_ahead(self, ahead: Mapping[Request, int], had: dict[Request, int]) -> None:
+        for request in self.rows:
+            if self.pool.num_free <= len(self.rows):
+                return
+            tokens = min(request.num_tokens + ahead.get(request, 0) + BLOCK_SIZE - 1, request.limit - 1)
+            missing = blocks_for(tokens) - len(request.blocks)
+            if missing > 0 and self.goes_on(request, ahead):
+                had.setdefault(request, len(request.blocks))
+                request.blocks += self.pool.take(missing) or []
+
     def _free(self, request: Request) -> None:
+        self.changes += 1
+        request.stint += 1
         self.pool.give_back(request.blocks)
         request.blocks = []

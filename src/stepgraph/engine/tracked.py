@@ -12,16 +12,14 @@ from stepgraph.engine.text import TextStream
 class TrackedRequest:
     """One prompt of a call.
 
-    index: the prompt's place in the call. stops: token ids that end the text.
+    index: the prompt's place in the call.
     deltas: text that has become certain and that the caller has not been given yet.
     """
 
-    def __init__(
-        self, index: int, prompt: str | None, request: Request, stops: frozenset[int], text: TextStream
-    ) -> None:
+    def __init__(self, index: int, prompt: str | None, request: Request, text: TextStream) -> None:
         self.index, self.request = index, request
         self.deltas: deque[TextDelta] = deque()
-        self._prompt, self._stops, self._text = prompt, stops, text
+        self._prompt, self._text = prompt, text
 
     @property
     def finished(self) -> bool:
@@ -31,7 +29,7 @@ class TrackedRequest:
         """Take one token in; it may end the request."""
         request, text = self.request, self._text
         reason: FinishReason | None = None
-        if token in self._stops:
+        if token in request.stops:
             reason, new = "stop", text.finish()
         else:
             new = text.push(token)

@@ -7,7 +7,9 @@ the `custom_op` wrapper adds 15 microseconds to a call, and a decode step makes 
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -33,7 +35,7 @@ class ReferenceAttention:
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {}
 
-    def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
+    def plan(self, seq_lens: Sequence[int] | np.ndarray[Any, Any], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read inside the operator."""
 
     def decode(

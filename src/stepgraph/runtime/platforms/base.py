@@ -74,6 +74,16 @@ class HostMirror(Protocol):
         """
 
 
+class Mark(Protocol):
+    """A place in the order of the device's work. Made once, and set again and again."""
+
+    def set(self) -> None:
+        """Here: behind all that was submitted to the current stream."""
+
+    def wait(self) -> None:
+        """Until the device has come to where it was set last."""
+
+
 class Platform(Protocol):
     """A device that steps run on.
 
@@ -133,6 +143,16 @@ class Platform(Protocol):
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> HostMirror:
         """A mirror that brings `host`, uint8 bytes on the host, to the equally long start of `slab`."""
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeroed memory that steps write on the device and the host reads without a copy: as a tensor of the device,
+        and as one of the host. What a step has written is there once a mark behind it was waited for."""
+
+    def mark(self) -> Mark:
+        """A place in the order of work, to be set."""
+
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of the host on the device, in the order of the current stream. The host waits for nothing."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished everything submitted."""

@@ -88,6 +88,16 @@ class DirectCopy:
             self._slab[start:stop] = self._host[start:stop]
 
 
+class NoMark:
+    """On a CPU what was called is done."""
+
+    def set(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+
 class TapePlatform:
     """Records operators on the CPU and replays them. See docs/tape.md for what it cannot see."""
 
@@ -139,6 +149,17 @@ class TapePlatform:
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> DirectCopy:
         return DirectCopy(host, slab)
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.inference_mode(False):  # steps write it in and outside of that mode
+            memory = torch.zeros(shape, dtype=dtype)
+        return memory, memory
+
+    def mark(self) -> NoMark:
+        return NoMark()
+
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
     def synchronize(self) -> None:
         pass
