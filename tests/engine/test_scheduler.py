@@ -91,7 +91,8 @@ def test_growth_is_reported_for_rows_that_stay() -> None:
     prefill(s)
     assert s.grow() == []
     s.take_dirty_rows()
-    s.rows[0].output.append(1)
+    for _ in range(2):
+        s.rows[0].output.append(1)
     assert s.grow() == [(0, 2, s.rows[0].blocks[2])]
 
 

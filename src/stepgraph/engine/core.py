@@ -19,6 +19,7 @@ from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
 from stepgraph.engine.staging import Staging
+from stepgraph.engine.steady import Grown, SteadyRows
 from stepgraph.engine.step import DecoderStep, step_slots
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.operations import choose_operations
@@ -115,9 +116,8 @@ class EngineCore:
             self.runner.watch(lora.tensors, "adapters")
         self.kv_bytes_at_capture = 0
         self.eager_left = Left()  # by `run_largest_step`
-        self._steady = 0  # steps to come that are just like the last one, unless the scheduler's changes go up
+        self._steady: SteadyRows | None = None  # since the last step, unless the scheduler's changes go up
         self._changes = 0
-        self._lengths = np.zeros(0, dtype=np.int64)  # of a step without prefill
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -135,7 +135,7 @@ class EngineCore:
         """
         with self.runner.pool.alone():
             resize(self.kv_memory, self.scheduler, num_blocks)
-        self._steady = 0
+        self._steady = None
         self.runner.state = self._verified()
 
     @torch.inference_mode()
@@ -246,9 +246,11 @@ class EngineCore:
 
     def _launch(self) -> bool:
         """Launch the next step. Not where there is none, or where it takes tokens that are still on their way."""
-        if self._steady and self._changes == self.scheduler.changes and not self._staging.lost:
-            self._launch_again()
-            return True
+        if self._steady is not None and self._changes == self.scheduler.changes and not self._staging.lost:
+            grown = self._steady.next()
+            if grown is not None:
+                self._launch_again(self._steady.lengths, grown)
+                return True
         if len(self._flights) and self._staging.lost:
             return False
         scheduler, ahead = self.scheduler, self._flights.ahead()
@@ -276,16 +278,16 @@ class EngineCore:
         except BaseException:
             self._staging.doubt()
             raise
-        self._steady = 0 if chunks else scheduler.steady_steps(self._flights.ahead())
-        self._changes, self._lengths = scheduler.changes, np.array(lengths, dtype=np.int64)
+        self._steady, self._changes = None, scheduler.changes
+        if not chunks and not scheduler.prefilling:
+            self._steady = SteadyRows(rows, lengths, scheduler.pool)
         return True
 
-    def _launch_again(self) -> None:
-        """The same step once more: everybody is a token further, and nothing has to be told."""
-        self._steady -= 1
-        self._lengths += 1
+    def _launch_again(self, lengths: np.ndarray[Any, Any], grown: Grown) -> None:
+        """The same step once more: everybody is a token further."""
         try:
-            self._run(len(self._lengths), self._lengths, [], {})
+            self._staging.grow(grown)
+            self._run(len(lengths), lengths, [], {})
             self._flights.launched_again()
         except BaseException:
             self._staging.doubt()

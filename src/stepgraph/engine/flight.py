@@ -21,26 +21,32 @@ _MOST = 2  # launched before the first of them is read
 _LINES = 4  # of a row, for tokens of successive steps: a later step writes none that is still to be read
 
 
-class Flight(NamedTuple):
-    """One step. requests: those that it gives a token, unless they have lost their row or ended since.
+class Takers(NamedTuple):
+    """Whom steps give a token each, unless they have lost their row or ended since.
 
-    rows, places: int64 [requests], where each stands, and the position of its token in its text.
-    stints: each request's. changes: the scheduler's; while it is the same, nobody has left.
+    stints: each request's. places: int64 [requests], of each line-th step from the first one on: where in `told`.
     """
 
     requests: list[Request]
     stints: list[int]
-    rows: np.ndarray[Any, Any]
-    places: np.ndarray[Any, Any]
-    changes: int
-    mark: Mark
+    places: list[np.ndarray[Any, Any]]
 
     @classmethod
-    def of(cls, takers: Sequence[tuple[Request, int, int]], changes: int, mark: Mark) -> Flight:
-        """takers: requests, rows and places."""
-        rows, places = np.array([taker[1:] for taker in takers], dtype=np.int64).reshape(-1, 2).T
+    def of(cls, takers: Sequence[tuple[Request, int, int]]) -> Takers:
+        """takers: requests, their rows, and the positions of their tokens in the texts."""
         requests = [request for request, _, _ in takers]
-        return cls(requests, [request.stint for request in requests], rows, places, changes, mark)
+        rows, positions = np.array([taker[1:] for taker in takers], dtype=np.int64).reshape(-1, 2).T
+        places = [rows * _LINES + (positions + step) % _LINES for step in range(_LINES)]
+        return cls(requests, [request.stint for request in requests], places)
+
+
+class Flight(NamedTuple):
+    """A step. step: since its takers' first. changes: the scheduler's; while it is the same, nobody has left."""
+
+    takers: Takers
+    step: int
+    changes: int
+    mark: Mark
 
 
 class Flights:
@@ -52,7 +58,7 @@ class Flights:
     def __init__(self, platform: Platform, scheduler: Scheduler, max_requests: int) -> None:
         self.told, host = platform.shared((max_requests, _LINES), torch.int64)
         self.halt = torch.zeros(1, dtype=torch.int32, device=platform.device)
-        self._told = host.numpy()
+        self._told = host.numpy().reshape(-1)
         self._scheduler = scheduler
         self._flights: deque[Flight] = deque()
         self._last: Flight | None = None  # launched, read or not
@@ -65,47 +71,49 @@ class Flights:
         """How many tokens each request waits for."""
         counts: dict[Request, int] = {}
         for flight in self._flights:
-            for request, stint in zip(flight.requests, flight.stints, strict=True):
+            for request, stint in zip(flight.takers.requests, flight.takers.stints, strict=True):
                 if request.stint == stint:
                     counts[request] = counts.get(request, 0) + 1
         return counts
 
     def launched(self, takers: Sequence[tuple[Request, int, int]]) -> None:
-        """A step was launched, for these requests, rows and places."""
-        self._last = Flight.of(takers, self._scheduler.changes, self._next_mark())
-        self._flights.append(self._last)
+        """A step was launched. takers: as for `Takers.of`."""
+        self._add(Flight(Takers.of(takers), 0, self._scheduler.changes, self._next_mark()))
 
     def launched_again(self) -> None:
         """A step like the last one was launched: a token further for everybody."""
         assert self._last is not None, "a step like which?"
-        self._last = self._last._replace(places=self._last.places + 1, mark=self._next_mark())
-        self._flights.append(self._last)
+        takers, step, changes, _ = self._last
+        self._add(Flight(takers, step + 1, changes, self._next_mark()))
 
     def read(self) -> Produced:
         """The tokens of the oldest step, which the host waits for. They are put to the requests' outputs."""
-        flight = self._flights[0]
-        flight.mark.wait()
-        values = self._told[flight.rows, flight.places % _LINES]
-        ended = values < 0
-        tokens = np.where(ended, ~values, values).tolist() if (some_end := ended.any()) else values.tolist()
+        takers, step, changes, mark = self._flights[0]
+        mark.wait()
+        tokens: list[int] = self._told.take(takers.places[step % _LINES]).tolist()
         self._flights.popleft()
-        requests = flight.requests
-        if some_end or flight.changes != self._scheduler.changes:
-            return self._read_some(flight, tokens, ended.tolist())
-        for request, token in zip(requests, tokens, strict=True):
+        if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
+            return self._read_some(takers, tokens)
+        produced = list(zip(takers.requests, tokens, strict=True))
+        for request, token in produced:
             request.output.append(token)
-        return list(zip(requests, tokens, strict=True))
+        return produced
 
-    def _read_some(self, flight: Flight, tokens: list[int], ended: list[bool]) -> Produced:
-        """The tokens of those who are where they were."""
+    def _read_some(self, takers: Takers, tokens: list[int]) -> Produced:
+        """The tokens of those who are where they were; some may end."""
         produced: Produced = []
-        for request, stint, token, ends in zip(flight.requests, flight.stints, tokens, ended, strict=True):
+        for request, stint, told in zip(takers.requests, takers.stints, tokens, strict=True):
             if request.stint == stint and not request.ended:
+                token = told if told >= 0 else ~told
                 request.output.append(token)
                 produced.append((request, token))
-                if ends:
+                if told < 0:
                     self._scheduler.end(request)
         return produced
+
+    def _add(self, flight: Flight) -> None:
+        self._last = flight
+        self._flights.append(flight)
 
     def _next_mark(self) -> Mark:
         mark = self._marks[0]

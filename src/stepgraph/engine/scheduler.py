@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from stepgraph.engine.errors import RequestError
-from stepgraph.engine.kv_blocks import BLOCK_SIZE, BlockPool, blocks_for
+from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
 
@@ -96,14 +96,12 @@ class Scheduler:
     def grow(self, ahead: Mapping[Request, int] = NOTHING_AHEAD) -> list[tuple[int, int, int]]:
         """Give every row the block its next token needs, preempting if it must; oldest first.
 
-        Where one does, the others are given theirs for the `BLOCK_SIZE` steps from here on, as long as there is one
-        left for each: then nothing has to be told to the device in between.
         Returns (row, index in its block table, block) of blocks added to rows.
         """
         had: dict[Request, int] = {}
         for request in sorted(self.rows, key=lambda r: r.id):
             if request not in self.rows or not self.goes_on(request, ahead):
-                continue  # preempted for an older one, or all its keys and values have room
+                continue  # preempted for an older one, or there is no next token
             while len(request.blocks) < blocks_for(request.num_tokens + ahead.get(request, 0)):
                 block = self.pool.take(1)
                 if block is not None:
@@ -114,26 +112,12 @@ class Scheduler:
                 self._preempt(victim)
                 if victim is request:
                     break
-        if had:
-            self._grow_ahead(ahead, had)
         return [
             (row, index, request.blocks[index])
             for row, request in enumerate(self.rows)
             if request in had
             for index in range(had[request], len(request.blocks))
         ]
-
-    def steady_steps(self, ahead: Mapping[Request, int]) -> int:
-        """How many more steps can be launched just like the last one: no row ends by its length or needs a block, and
-        who waits goes on waiting. ahead: with the last step's tokens."""
-        if self.prefilling:
-            return 0
-        steps = []
-        for request in self.rows:
-            if self.goes_on(request, ahead):
-                tokens, blocks = request.num_tokens + ahead.get(request, 0), len(request.blocks)
-                steps.append(min(request.limit - tokens, blocks * BLOCK_SIZE - tokens + 1))
-        return min(steps, default=0)
 
     def plan_prefill(self) -> list[Chunk]:
         """This step's prefill, oldest first; admits waiting requests while rows and blocks allow.
@@ -209,16 +193,6 @@ class Scheduler:
         if last is not request:
             self.rows[row] = last
             self._dirty.add(row)
-
-    def _grow_ahead(self, ahead: Mapping[Request, int], had: dict[Request, int]) -> None:
-        for request in self.rows:
-            if self.pool.num_free <= len(self.rows):
-                return
-            tokens = min(request.num_tokens + ahead.get(request, 0) + BLOCK_SIZE - 1, request.limit - 1)
-            missing = blocks_for(tokens) - len(request.blocks)
-            if missing > 0 and self.goes_on(request, ahead):
-                had.setdefault(request, len(request.blocks))
-                request.blocks += self.pool.take(missing) or []
 
     def _free(self, request: Request) -> None:
         self.changes += 1

@@ -61,8 +61,7 @@ class Staging:
         self._in_doubt = False
         if anew:
             self._patch(anew)
-        if grown:
-            self._buffers.put("block_tables", *zip(*grown, strict=True))
+        self.grow(grown)
         if not anew and not dirty and len(rows) == self._rows_staged:
             return {}
         self._rows_staged = 0 if chunks else len(rows)
@@ -76,6 +75,11 @@ class Staging:
         prompts = [token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.stop)]
         inputs["prompt_tokens"] = np.array([-1] * len(rows) + prompts, dtype=np.int64)
         return inputs
+
+    def grow(self, grown: Sequence[tuple[int, int, int]]) -> None:
+        """Put blocks into block tables: (row, index, block) each."""
+        if grown:
+            self._buffers.put("block_tables", *zip(*grown, strict=True))
 
     def _patch(self, anew: dict[int, tuple[Request, int]]) -> None:
         """Write rows' device state afresh. anew: by row the request, and how many of its tokens this step ends at."""
