@@ -14,7 +14,7 @@ from stepgraph.runtime import Backend, DecodePhase, GraphConfig, Ladder, Prefill
 COUNT, ROWS, CHUNK = 200, 16, 64
 
 
-def serve(core) -> tuple[list[list[int]], int]:
+def serve(core, *, cancel: bool = True) -> tuple[list[list[int]], int]:
     """All requests to their end, or until they are cancelled; each one's tokens, and the steps that it took."""
     rng = random.Random(7)
     requests = []
@@ -29,14 +29,14 @@ def serve(core) -> tuple[list[list[int]], int]:
         produced = core.step()
         steps += bool(produced or core.scheduler.prefilling)
         for one, _ in produced:
-            if not finish(core, one) and rng.random() < 0.01:
+            if not finish(core, one) and rng.random() < 0.01 * cancel:
                 core.scheduler.remove(one)  # cancelled
     return [one.output for one in requests], steps
 
 
 @cache
-def eager_tokens(device: str) -> list[list[int]]:
-    return serve(tiny_engine(device, graphs="disabled", max_num_seqs=ROWS, chunk_tokens=CHUNK))[0]
+def eager_tokens(device: str, *, cancel: bool = True) -> list[list[int]]:
+    return serve(tiny_engine(device, graphs="disabled", max_num_seqs=ROWS, chunk_tokens=CHUNK), cancel=cancel)[0]
 
 
 def graphs_of(name: str, device) -> GraphConfig:

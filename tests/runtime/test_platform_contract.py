@@ -240,3 +240,22 @@ def test_the_collector_frees_no_graph_during_a_capture() -> None:
     recording, out = platform.record(step, platform.new_pool())
     recording.replay()
     assert out.tolist() == [1000.0] * 4
+
+
+def test_memory_that_steps_write_and_the_host_reads(platform: Platform) -> None:
+    on_device, host = platform.shared((3, 2), torch.int64)
+    assert on_device.device == platform.device and host.device.type == "cpu" and not host.any()
+    x, mark = torch.zeros(2, dtype=torch.int64, device=platform.device), platform.mark()
+    replay, _ = record(platform, lambda: torch.add(x.add_(1), 0, out=on_device[1]))
+    before = x.clone()
+    for step in range(1, 4):
+        replay.replay()
+        mark.set()
+        mark.wait()
+        assert host.tolist() == [[0, 0], (before + step).tolist(), [0, 0]]
+
+
+def test_values_are_uploaded_in_order(platform: Platform) -> None:
+    values = torch.arange(5)
+    uploaded = platform.upload(values)
+    assert uploaded.device == platform.device and torch.equal(uploaded.cpu(), torch.arange(5))

@@ -17,7 +17,7 @@ from stepgraph.engine.kv_memory import KVMemory, resize
 from stepgraph.engine.lora import LoraSlots
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_batches import RandomBatches
-from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
+from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens, num_mailboxes
 from stepgraph.engine.staging import Staging
 from stepgraph.engine.steady import Grown, SteadyRows
 from stepgraph.engine.step import DecoderStep, step_slots
@@ -102,7 +102,7 @@ class EngineCore:
             device=model.device,
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab, adapters=lora is not None),
         )
-        self._flights = Flights(self.buffers.platform, self.scheduler, rows)
+        self._flights = Flights(self.buffers.platform, self.scheduler, num_mailboxes(max_num_seqs))
         self._staging = Staging(self.buffers, self._max_blocks, penalties=penalties, lora=lora)
         told, halt = self._flights.told, self._flights.halt
         step = DecoderStep(model, attention, self.kv_memory.cache, sampler, told, halt, lora)
@@ -257,23 +257,20 @@ class EngineCore:
         grown = scheduler.grow(ahead)
         chunks = scheduler.plan_prefill()
         rows = list(scheduler.rows)
-        takers = [
-            (request, row, request.num_tokens + ahead.get(request, 0))
-            for row, request in enumerate(rows)
-            if scheduler.goes_on(request, ahead)
-        ]
+        tokens = {request: request.num_tokens + ahead.get(request, 0) for request in rows}
+        takers = {request: count for request, count in tokens.items() if scheduler.goes_on(request, ahead)}
         if not takers and not chunks:
             return False
-        lengths = [request.num_tokens + ahead.get(request, 0) for request in rows] + [chunk.stop for chunk in chunks]
+        lengths = [*tokens.values(), *(chunk.stop for chunk in chunks)]
         try:
             inputs = self._staging.stage(rows, scheduler.take_dirty_rows(), grown, chunks)
             self._run(len(rows), lengths, chunks, inputs)
-            for row, chunk in enumerate(chunks, start=len(rows)):
+            for chunk in chunks:
                 completes, request = chunk.completes, chunk.request
                 request.computed = chunk.stop
                 if completes:
                     scheduler.join(request)
-                    takers.append((request, row, chunk.stop))
+                    takers[request] = chunk.stop
             self._flights.launched(takers)
         except BaseException:
             self._staging.doubt()

@@ -1,4 +1,4 @@
-"""Where a request ends, as far as the device can see it: the step's slots for it, and what they hold."""
+"""Where a request ends, as far as the device can see it, and where its tokens are told: the step's slots for it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ STOP_IDS = 8
 
 
 def ending_slots() -> list[Slot]:
-    """`limits` and `stops` of `ops.advance`. Rows that are not told otherwise go on for ever."""
+    """`limits`, `stops` and `mailboxes` of `ops.advance`. Rows that are not told otherwise go on for ever."""
     return [
         Slot("limits", torch.int32, "request", PaddingPolicy.ZERO),
         Slot("stops", torch.int64, "request", PaddingPolicy.FILL_SENTINEL, (STOP_IDS,), pad_value=-1),
+        Slot("mailboxes", torch.int32, "request", PaddingPolicy.ZERO),
     ]
 
 
@@ -30,4 +31,8 @@ def ending_inputs(requests: Sequence[Request]) -> dict[str, Any]:
         if request.stops:
             ids = sorted(request.stops)[:STOP_IDS]
             stops[row, : len(ids)] = ids
-    return {"limits": np.array([request.limit for request in requests], dtype=np.int32), "stops": stops}
+    return {
+        "limits": np.array([request.limit for request in requests], dtype=np.int32),
+        "stops": stops,
+        "mailboxes": np.array([request.mailbox for request in requests], dtype=np.int32),
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ Produced = list[tuple[Request, int]]
 """Requests with their next token each, by row."""
 
 _MOST = 2  # launched before the first of them is read
-_LINES = 4  # of a row, for tokens of successive steps: a later step writes none that is still to be read
+_LINES = 4  # of a mailbox, for tokens of successive steps: a later step writes none that is still to be read
 
 
 class Takers(NamedTuple):
@@ -32,11 +32,12 @@ class Takers(NamedTuple):
     places: list[np.ndarray[Any, Any]]
 
     @classmethod
-    def of(cls, takers: Sequence[tuple[Request, int, int]]) -> Takers:
-        """takers: requests, their rows, and the positions of their tokens in the texts."""
-        requests = [request for request, _, _ in takers]
-        rows, positions = np.array([taker[1:] for taker in takers], dtype=np.int64).reshape(-1, 2).T
-        places = [rows * _LINES + (positions + step) % _LINES for step in range(_LINES)]
+    def of(cls, takers: Mapping[Request, int]) -> Takers:
+        """takers: requests, and the positions of their tokens in the texts."""
+        requests = list(takers)
+        mailboxes = np.array([request.mailbox for request in requests], dtype=np.int64)
+        positions = np.array(list(takers.values()), dtype=np.int64)
+        places = [mailboxes * _LINES + (positions + step) % _LINES for step in range(_LINES)]
         return cls(requests, [request.stint for request in requests], places)
 
 
@@ -52,11 +53,11 @@ class Flight(NamedTuple):
 class Flights:
     """At most two steps on their way, in order, and the memory that they tell their tokens in.
 
-    told, halt: for the step; see `ops.advance`. max_requests: rows.
+    told, halt: for the step; see `ops.advance`. mailboxes: places in which tokens are told.
     """
 
-    def __init__(self, platform: Platform, scheduler: Scheduler, max_requests: int) -> None:
-        self.told, host = platform.shared((max_requests, _LINES), torch.int64)
+    def __init__(self, platform: Platform, scheduler: Scheduler, mailboxes: int) -> None:
+        self.told, host = platform.shared((mailboxes, _LINES), torch.int64)
         self.halt = torch.zeros(1, dtype=torch.int32, device=platform.device)
         self._told = host.numpy().reshape(-1)
         self._scheduler = scheduler
@@ -76,7 +77,7 @@ class Flights:
                     counts[request] = counts.get(request, 0) + 1
         return counts
 
-    def launched(self, takers: Sequence[tuple[Request, int, int]]) -> None:
+    def launched(self, takers: Mapping[Request, int]) -> None:
         """A step was launched. takers: as for `Takers.of`."""
         self._add(Flight(Takers.of(takers), 0, self._scheduler.changes, self._next_mark()))
 

@@ -77,6 +77,7 @@ class RandomBatches:
             "query_lens": query_lens.int(),
             "prompt_tokens": prompt,
             "limits": torch.where(integers(0, 2, requests) == 0, 0, lengths + integers(1, 3, requests)).int(),
+            "mailboxes": torch.zeros(requests, dtype=torch.int32),
             "stops": integers(-1, self.vocab_size, requests, STOP_IDS),
             "temperature": either(0.0, 0.8),
             "top_k": either(0, 20).int(),

@@ -22,6 +22,7 @@ class Request:
         but for its last token's.
     stops: token ids that end it. ended: a token has; the device computes nothing more for it.
     stint: how often it has lost its row and blocks. A token that was on its way meanwhile is nobody's.
+    mailbox: where the device tells its tokens, wherever its row is.
     """
 
     id: int
@@ -36,6 +37,7 @@ class Request:
     computed: int = 0
     ended: bool = False
     stint: int = 0
+    mailbox: int = 0
     finish_reason: FinishReason | None = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,6 +27,11 @@ def most_tokens(chunk_tokens: int, max_num_seqs: int) -> int:
     if chunk_tokens < 1:
         raise ConfigError(f"chunk_tokens is {chunk_tokens}; at least one prompt token a step must be computed")
     return chunk_tokens if chunk_tokens > max_num_seqs else chunk_tokens + max_num_seqs
+
+
+def num_mailboxes(max_num_seqs: int) -> int:
+    """Places in which tokens are told."""
+    return 2 * max_num_seqs
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,9 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._step_tokens = step_tokens
         self._dirty: set[int] = set()
+        # Twice as many as there are requests, first in, first out: a step that was launched before its request left
+        # may still tell a token, and nobody else's is told there by the next one.
+        self._mailboxes = deque(range(num_mailboxes(max_num_seqs)))
 
     @property
     def has_work(self) -> bool:
@@ -135,7 +144,7 @@ class Scheduler:
             blocks = self.pool.take(blocks_for(request.num_tokens + 1))  # room for the first decoded token too
             if blocks is None:
                 break
-            request.blocks = blocks
+            request.blocks, request.mailbox = blocks, self._mailboxes.popleft()
             self.prefilling.append(self.waiting.pop(0))
             budget = self._plan(request, budget, chunks)
         return chunks
@@ -197,5 +206,7 @@ class Scheduler:
     def _free(self, request: Request) -> None:
         self.changes += 1
         request.stint += 1
+        if request.blocks:
+            self._mailboxes.append(request.mailbox)
         self.pool.give_back(request.blocks)
         request.blocks = []

@@ -79,6 +79,7 @@ class DecoderStep:
         block_tables: torch.Tensor,
         limits: torch.Tensor,
         stops: torch.Tensor,
+        mailboxes: torch.Tensor,
         query_lens: torch.Tensor | None = None,
         prompt_tokens: torch.Tensor | None = None,
         lora_index: torch.Tensor | None = None,
@@ -102,7 +103,7 @@ class DecoderStep:
             self._sample(logits, position=positions + 1, out=tokens, **sampling)
         with region("advance"):
             size = self._kv_cache.shape[3]
-            advance(tokens, positions, seq_lens, block_tables, limits, stops, self._told, self._halt, size)
+            advance(tokens, positions, seq_lens, block_tables, limits, stops, mailboxes, self._told, self._halt, size)
         return {"tokens": tokens}
 
     def _decode(

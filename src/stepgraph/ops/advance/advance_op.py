@@ -15,6 +15,7 @@ def advance(
     block_tables: torch.Tensor,
     limits: torch.Tensor,
     stops: torch.Tensor,
+    mailboxes: torch.Tensor,
     told: torch.Tensor,
     halt: torch.Tensor,
     block_size: int,
@@ -31,15 +32,18 @@ def advance(
         block_tables: int32 [rows, blocks].
         limits: int32 [rows], the most tokens in all; 0: none.
         stops: int64 [rows, ids], filled up with -1.
-        told: int64 [at least rows, lines]. The token at position p of a text goes to line p modulo lines, as ~token if
-            the row ends with it. What dead rows are told stays.
+        mailboxes: int32 [rows], each row's place in `told`.
+        told: int64 [mailboxes, lines]. The token at position p of a text goes to line p modulo lines, as ~token if the
+            row ends with it. Nothing is told of dead rows.
         halt: int32 [1]. Becomes 1 where a row ends, or one that goes on has no block for its next token.
         block_size: tokens of a block.
 
     Safe to capture: nothing is read on the host of a GPU.
     Raises ConfigError on CUDA where triton is not installed.
     """
-    torch.ops.stepgraph.advance(tokens, positions, seq_lens, block_tables, limits, stops, told, halt, block_size)
+    torch.ops.stepgraph.advance(
+        tokens, positions, seq_lens, block_tables, limits, stops, mailboxes, told, halt, block_size
+    )
 
 
 def _advance_cuda(*arguments: Any) -> None:
@@ -57,7 +61,7 @@ def _returns_nothing(*_: object) -> None:
 torch.library.define(
     "stepgraph::advance",
     "(Tensor(a!) tokens, Tensor(b!) positions, Tensor(c!) seq_lens, Tensor(d!) block_tables, Tensor limits,"
-    " Tensor stops, Tensor(e!) told, Tensor(f!) halt, int block_size) -> ()",
+    " Tensor stops, Tensor mailboxes, Tensor(e!) told, Tensor(f!) halt, int block_size) -> ()",
 )
 torch.library.impl("stepgraph::advance", "cpu", advance_reference)
 torch.library.impl("stepgraph::advance", "cuda", _advance_cuda)

@@ -10,6 +10,7 @@ def advance_reference(
     block_tables: torch.Tensor,
     limits: torch.Tensor,
     stops: torch.Tensor,
+    mailboxes: torch.Tensor,
     told: torch.Tensor,
     halt: torch.Tensor,
     block_size: int,
@@ -20,8 +21,8 @@ def advance_reference(
     positions.add_(alive)
     seq_lens.add_(alive)
     ended = alive & (((limits > 0) & (seq_lens >= limits)) | (tokens[:, None] == stops).any(1))
-    row = alive.nonzero()[:, 0]
-    told[row, positions[row] % told.shape[1]] = torch.where(ended, ~tokens, tokens)[row]
+    line = positions % told.shape[1]
+    told[mailboxes[alive].long(), line[alive]] = torch.where(ended, ~tokens, tokens)[alive]
     next_block = (positions // block_size).clamp_(max=block_tables.shape[1] - 1)
     stuck = alive & ~ended & (block_tables.gather(1, next_block[:, None])[:, 0] == 0)
     if (ended | stuck).any():

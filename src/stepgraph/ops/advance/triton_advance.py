@@ -14,6 +14,7 @@ def advance_triton(
     block_tables: torch.Tensor,
     limits: torch.Tensor,
     stops: torch.Tensor,
+    mailboxes: torch.Tensor,
     told: torch.Tensor,
     halt: torch.Tensor,
     block_size: int,
@@ -23,14 +24,15 @@ def advance_triton(
     if not rows:
         return
     _advance[(triton.cdiv(rows, _ROWS),)](
-        tokens, positions, seq_lens, block_tables, block_tables.stride(0), block_tables.shape[1], limits, stops, told,
-        halt, rows, IDS=stops.shape[1], LINES=told.shape[1], BLOCK_SIZE=block_size, ROWS=_ROWS, num_warps=4,
+        tokens, positions, seq_lens, block_tables, block_tables.stride(0), block_tables.shape[1], limits, stops,
+        mailboxes, told, halt, rows,
+        IDS=stops.shape[1], LINES=told.shape[1], BLOCK_SIZE=block_size, ROWS=_ROWS, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
 def _advance(
-    tokens, positions, seq_lens, tables, table_stride, num_blocks, limits, stops, told, halt, rows,
+    tokens, positions, seq_lens, tables, table_stride, num_blocks, limits, stops, mailboxes, told, halt, rows,
     IDS: tl.constexpr, LINES: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -44,7 +46,8 @@ def _advance(
     ended = alive & (limit > 0) & (length >= limit)
     for index in tl.static_range(IDS):
         ended = ended | (alive & (token == tl.load(stops + row * IDS + index, real, -1)))
-    tl.store(told + row * LINES + position % LINES, tl.where(ended, ~token, token), alive)
+    mailbox = tl.load(mailboxes + row, real, 0)
+    tl.store(told + mailbox * LINES + position % LINES, tl.where(ended, ~token, token), alive)
     table = tables + row.to(tl.int64) * table_stride
     next_block = tl.minimum(position // BLOCK_SIZE, num_blocks - 1)
     stuck = alive & ~ended & (tl.load(table + next_block, alive, 1) == 0)
