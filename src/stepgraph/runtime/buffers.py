@@ -227,7 +227,7 @@ class StaticBuffers:
 
     def _uploaded(self, values: torch.Tensor) -> torch.Tensor:
         """On the device, without waiting for what it does now."""
-        return values if values.device == self.device else self.platform.upload(values)
+        return self.platform.upload(values) if values.device.type == "cpu" else values.to(self.device)
 
     def _typed(self, storage: torch.Tensor, slot: Slot) -> torch.Tensor:
         start, stop = self._spans[slot.name]
