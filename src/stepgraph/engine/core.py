@@ -14,6 +14,7 @@ from stepgraph.engine.flight import Flights, Produced
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.kv_memory import KVMemory, resize
+from stepgraph.engine.loops import Loops
 from stepgraph.engine.lora import LoraSlots
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_batches import RandomBatches
@@ -51,6 +52,7 @@ class EngineCore:
     sampler: chooses the tokens. penalties: whether requests may ask for them; takes 4 bytes a row and token of the
         vocabulary.
     lora: the adapters that requests may have; `graphs.lora_cases` says for how many at a time steps are captured.
+    steps_per_launch: the most that `step_many` has the device run by itself.
     strict: refuse a configuration that would be downgraded.
 
     Raises:
@@ -71,6 +73,7 @@ class EngineCore:
         sampler: Sampler = sample,
         penalties: bool = True,
         lora: LoraSlots | None = None,
+        steps_per_launch: int = 1,
         strict: bool = False,
     ) -> None:
         if lora is not None:
@@ -102,9 +105,11 @@ class EngineCore:
             device=model.device,
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab, adapters=lora is not None),
         )
-        self._flights = Flights(self.buffers.platform, self.scheduler, num_mailboxes(max_num_seqs))
+        platform = self.buffers.platform
+        self._loops = Loops(platform, steps_per_launch, attention)
+        self._flights = Flights(platform, self.scheduler, num_mailboxes(max_num_seqs), steps_per_launch)
         self._staging = Staging(self.buffers, self._max_blocks, penalties=penalties, lora=lora)
-        told, halt = self._flights.told, self._flights.halt
+        told, halt = self._flights.told, self._loops.terms.halt
         step = DecoderStep(model, attention, self.kv_memory.cache, sampler, told, halt, lora)
         self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
         self.runner = GraphRunner(step, self.buffers, self.resolution.config, state=self._verified())
@@ -141,7 +146,9 @@ class EngineCore:
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         self.kv_bytes_at_capture = self.kv_memory.nbytes
-        return self.runner.capture(progress)
+        report = self.runner.capture(progress)
+        self._loops.prepare(self.runner)
+        return report
 
     @torch.inference_mode()
     def capture_pending(self, seconds: float | None = None) -> CaptureReport:
@@ -215,6 +222,27 @@ class EngineCore:
             self._use_gap()
         return self._read(leave=0)
 
+    @torch.inference_mode()
+    def step_many(self) -> Produced:
+        """As `step_ahead`; where the same rows go on, the device runs up to `steps_per_launch` steps by itself, until
+        one of them ends, and the host sleeps meanwhile. Returns the tokens of all of them, step by step."""
+        steady = self._unchanged()
+        if steady is None or not self._loops.may_run(self.runner, self.scheduler.rows):
+            return self.step_ahead()
+        if produced := self._read(leave=0):
+            return produced
+        grown = steady.reach(self._loops.terms.most)
+        try:
+            self._staging.grow(grown)
+            steps = self._loops.run(self.runner, len(steady.lengths), self._staging.num_loras) if steady.left else 0
+            if steps:
+                steady.went(steps)
+                return self._flights.read_loop(steps)
+        except BaseException:
+            self._staging.doubt()
+            raise
+        return self.step_ahead()
+
     @contextmanager
     def _cache_cut_to(self, num_blocks: int) -> Iterator[None]:
         """Meanwhile the rest of the cache's memory is free for other use, if it can be given back."""
@@ -246,11 +274,10 @@ class EngineCore:
 
     def _launch(self) -> bool:
         """Launch the next step. Not where there is none, or where it takes tokens that are still on their way."""
-        if self._steady is not None and self._changes == self.scheduler.changes and not self._staging.lost:
-            grown = self._steady.next()
-            if grown is not None:
-                self._launch_again(self._steady.lengths, grown)
-                return True
+        steady = self._unchanged()
+        if steady is not None and (grown := steady.next()) is not None:
+            self._launch_again(steady.lengths, grown)
+            return True
         if len(self._flights) and self._staging.lost:
             return False
         scheduler, ahead = self.scheduler, self._flights.ahead()
@@ -279,6 +306,11 @@ class EngineCore:
         if not chunks and not scheduler.prefilling:
             self._steady = SteadyRows(rows, lengths, scheduler.pool)
         return True
+
+    def _unchanged(self) -> SteadyRows | None:
+        """The rows of the last step, if the next one has the same and the device knows all it needs of them."""
+        unchanged = self._changes == self.scheduler.changes and not self._staging.lost
+        return self._steady if unchanged else None
 
     def _launch_again(self, lengths: np.ndarray[Any, Any], grown: Grown) -> None:
         """The same step once more: everybody is a token further."""

@@ -18,26 +18,27 @@ Produced = list[tuple[Request, int]]
 """Requests with their next token each, by row."""
 
 _MOST = 2  # launched before the first of them is read
-_LINES = 4  # of a mailbox, for tokens of successive steps: a later step writes none that is still to be read
+_LINES = 4  # of a mailbox, at least, for tokens of successive steps: a later one writes none that is still to be read
 
 
 class Takers(NamedTuple):
     """Whom steps give a token each, unless they have lost their row or ended since.
 
-    stints: each request's. places: int64 [requests], of each line-th step from the first one on: where in `told`.
+    stints: each request's. places: int64 [lines, requests], where in `told` the first, second, ... step's tokens are;
+        once round, it begins again.
     """
 
     requests: list[Request]
     stints: list[int]
-    places: list[np.ndarray[Any, Any]]
+    places: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, takers: Mapping[Request, int]) -> Takers:
+    def of(cls, takers: Mapping[Request, int], lines: int) -> Takers:
         """takers: requests, and the positions of their tokens in the texts."""
         requests = list(takers)
         mailboxes = np.array([request.mailbox for request in requests], dtype=np.int64)
         positions = np.array(list(takers.values()), dtype=np.int64)
-        places = [mailboxes * _LINES + (positions + step) % _LINES for step in range(_LINES)]
+        places = mailboxes * lines + (positions + np.arange(lines)[:, None]) % lines
         return cls(requests, [request.stint for request in requests], places)
 
 
@@ -53,12 +54,12 @@ class Flight(NamedTuple):
 class Flights:
     """At most two steps on their way, in order, and the memory that they tell their tokens in.
 
-    told, halt: for the step; see `ops.advance`. mailboxes: places in which tokens are told.
+    told: for the step; see `ops.advance`. mailboxes: places in which tokens are told. most: steps of a loop.
     """
 
-    def __init__(self, platform: Platform, scheduler: Scheduler, mailboxes: int) -> None:
-        self.told, host = platform.shared((mailboxes, _LINES), torch.int64)
-        self.halt = torch.zeros(1, dtype=torch.int32, device=platform.device)
+    def __init__(self, platform: Platform, scheduler: Scheduler, mailboxes: int, most: int = 1) -> None:
+        self._lines = max(_LINES, most)
+        self.told, host = platform.shared((mailboxes, self._lines), torch.int64)
         self._told = host.numpy().reshape(-1)
         self._scheduler = scheduler
         self._flights: deque[Flight] = deque()
@@ -79,7 +80,7 @@ class Flights:
 
     def launched(self, takers: Mapping[Request, int]) -> None:
         """A step was launched. takers: as for `Takers.of`."""
-        self._add(Flight(Takers.of(takers), 0, self._scheduler.changes, self._next_mark()))
+        self._add(Flight(Takers.of(takers, self._lines), 0, self._scheduler.changes, self._next_mark()))
 
     def launched_again(self) -> None:
         """A step like the last one was launched: a token further for everybody."""
@@ -91,8 +92,22 @@ class Flights:
         """The tokens of the oldest step, which the host waits for. They are put to the requests' outputs."""
         takers, step, changes, mark = self._flights[0]
         mark.wait()
-        tokens: list[int] = self._told.take(takers.places[step % _LINES]).tolist()
+        tokens = self._told.take(takers.places[step % self._lines]).tolist()
         self._flights.popleft()
+        return self._take(takers, changes, tokens)
+
+    def read_loop(self, steps: int) -> Produced:
+        """The tokens of so many steps like the last one, all of which are over; no other is on its way."""
+        assert self._last is not None and not self._flights, "steps like which?"
+        takers, last, changes, mark = self._last
+        lines = np.arange(last + 1, last + 1 + steps) % self._lines
+        produced: Produced = []
+        for tokens in self._told.take(takers.places[lines]).tolist():
+            produced += self._take(takers, changes, tokens)
+        self._last = Flight(takers, last + steps, changes, mark)
+        return produced
+
+    def _take(self, takers: Takers, changes: int, tokens: list[int]) -> Produced:
         if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
             return self._read_some(takers, tokens)
         produced = list(zip(takers.requests, tokens, strict=True))

@@ -22,6 +22,7 @@ class Request:
         but for its last token's.
     stops: token ids that end it. ended: a token has; the device computes nothing more for it.
     stint: how often it has lost its row and blocks. A token that was on its way meanwhile is nobody's.
+    one_by_one: whether each token must be seen before the next step is launched.
     mailbox: where the device tells its tokens, wherever its row is.
     """
 
@@ -32,6 +33,7 @@ class Request:
     max_tokens: int
     adapter: str | None = None
     stops: frozenset[int] = frozenset()
+    one_by_one: bool = False
     output: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     computed: int = 0

@@ -32,13 +32,34 @@ class SteadyRows:
         their length or blocks are short, so that it has to be planned anew."""
         grown: Grown = []
         if not self._left:
-            given = self._grow()
+            given = self._grow(BLOCK_SIZE)
             if given is None:
                 return None
             grown, self._left = given, self._count()
-        self._left -= 1
-        self.lengths += 1
+        self.went(1)
         return grown
+
+    def reach(self, steps: int) -> Grown:
+        """Blocks for up to so many steps from here, as far as there are any to spare; see `left`."""
+        while self._left < steps:
+            grown = self._grow(steps)
+            if grown is not None:
+                self._left = self._count()
+                return grown
+            if steps <= BLOCK_SIZE:
+                break
+            steps //= 2
+        return []
+
+    @property
+    def left(self) -> int:
+        """Steps until a row ends by its length or needs a block."""
+        return self._left
+
+    def went(self, steps: int) -> None:
+        """So many steps were taken, at most `left`."""
+        self._left -= steps
+        self.lengths += steps
 
     def _count(self) -> int:
         """Steps until a row that goes on ends by its length or needs a block."""
@@ -46,12 +67,12 @@ class SteadyRows:
         steps = np.minimum(self._limits - then, self._held * BLOCK_SIZE - self.lengths)[self._going]
         return max(int(steps.min(initial=BLOCK_SIZE)), 0) if len(steps) else 0
 
-    def _grow(self) -> Grown | None:
-        """Blocks for `BLOCK_SIZE` steps, while there is one left for each row."""
+    def _grow(self, steps: int) -> Grown | None:
+        """Blocks for so many steps, while there is one left for each row."""
         then = self.lengths + 1
         if not self._going.any() or (then >= self._limits)[self._going].any():
             return None
-        tokens = np.minimum(then + BLOCK_SIZE - 1, self._limits - 1)
+        tokens = np.minimum(then + steps - 1, self._limits - 1)
         missing = np.where(self._going, -(-tokens // BLOCK_SIZE) - self._held, 0).clip(0)
         if self._pool.num_free < missing.sum() + len(self._rows):
             return None

@@ -20,6 +20,7 @@ class TrackedRequest:
         self.index, self.request = index, request
         self.deltas: deque[TextDelta] = deque()
         self._prompt, self._text = prompt, text
+        self._taken = 0  # tokens; the request may have more already
 
     @property
     def finished(self) -> bool:
@@ -28,6 +29,7 @@ class TrackedRequest:
     def accept(self, token: int) -> None:
         """Take one token in; it may end the request."""
         request, text = self.request, self._text
+        self._taken += 1
         reason: FinishReason | None = None
         if token in request.stops:
             reason, new = "stop", text.finish()
@@ -35,7 +37,7 @@ class TrackedRequest:
             new = text.push(token)
             if text.stopped:
                 reason = "stop"
-            elif len(request.output) >= request.max_tokens:
+            elif self._taken >= request.max_tokens:
                 reason = "length"
                 new += text.finish()
         request.finish_reason = reason

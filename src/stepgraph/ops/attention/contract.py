@@ -90,6 +90,10 @@ class AttentionBackend(Protocol):
     def pad_seq_len(self) -> int:
         """The length to give padded rows."""
 
+    @property
+    def plans_each_step(self) -> bool:
+        """Whether `plan` prepares what a step reads. Several steps cannot share a launch then."""
+
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What its kernels use besides their arguments (a workspace), by name; looked up anew at each access, so that
         it shows where a tensor was replaced. A graph holds their addresses: a runner watches them."""

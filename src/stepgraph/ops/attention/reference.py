@@ -27,6 +27,7 @@ class ReferenceAttention:
     max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cpu", "cuda")
     pad_seq_len = 0
+    plans_each_step = False
 
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         self.support = AttentionCGSupport.ALWAYS if device.type == "cpu" else AttentionCGSupport.NEVER

@@ -31,6 +31,7 @@ class TritonAttention:
     max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cuda",)
     pad_seq_len = 0
+    plans_each_step = False
 
     def __init__(
         self,

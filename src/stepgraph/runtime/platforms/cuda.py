@@ -145,8 +145,8 @@ class CudaPlatform:
     def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         return shared_memory(shape, dtype, self.device)
 
-    def mark(self) -> CudaMark:
-        return CudaMark(self.device)
+    def mark(self, *, asleep: bool = False) -> CudaMark:
+        return CudaMark(self.device, asleep=asleep)
 
     def upload(self, values: torch.Tensor) -> torch.Tensor:
         return uploaded(values, self.device)

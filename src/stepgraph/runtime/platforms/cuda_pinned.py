@@ -50,10 +50,10 @@ class PinnedRing:
 
 
 class CudaMark:
-    """An event on the stream that is current when it is set. Waiting lets other threads run."""
+    """An event on the stream that is current when it is set. asleep: who waits gives its core away."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._event, self._current = torch.cuda.Event(), CurrentStream(device)
+    def __init__(self, device: torch.device, *, asleep: bool = False) -> None:
+        self._event, self._current = torch.cuda.Event(blocking=asleep), CurrentStream(device)
 
     def set(self) -> None:
         self._event.record(self._current())
