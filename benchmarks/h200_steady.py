@@ -18,11 +18,13 @@ import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
 from steady import SteadyEngine
 
+from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
 from stepgraph.measure.trace.kineto import read_trace
 
 PROMPT, ROUNDS, STEPS, HOST_STEPS, TRACED = 64, 10, 32, 320, 48
-HOST_BARS, GAP_BAR = {13: 15.0, 256: 60.0}, 5.0  # µs
+HOST_BARS, GAP_BAR, MANY_BAR = {13: 15.0, 256: 60.0}, 5.0, 1.0  # µs
+LAUNCHES, MANY = 8, 64
 
 
 def gaps_us(engine: SteadyEngine) -> list[float]:
@@ -43,7 +45,7 @@ def gaps_us(engine: SteadyEngine) -> list[float]:
 
 
 @torch.inference_mode()
-def measure(model: Any, rows: int) -> dict[str, Any]:
+def measure(model: DecoderModel, rows: int) -> dict[str, Any]:
     engine = SteadyEngine(model, rows, PROMPT, HOST_STEPS + 2 * STEPS * (ROUNDS + 2) + TRACED + 200)
     engine.host_us(64)
 
@@ -57,6 +59,25 @@ def measure(model: Any, rows: int) -> dict[str, Any]:
     return {"pairs": pairs, "host": engine.host_us(HOST_STEPS), "gaps": gaps_us(engine)}
 
 
+@torch.inference_mode()
+def measure_many(model: DecoderModel, rows: int) -> list[tuple[float, float]]:
+    """Of some launches of many steps; none where there can be no loops, with the reason printed."""
+    engine = SteadyEngine(model, rows, PROMPT, MANY * (LAUNCHES + 2), MANY)
+    if engine.core._loops._impossible:
+        print("no loops:", engine.core._loops._impossible, flush=True)
+        return []
+    engine.many_us(1)
+    return engine.many_us(LAUNCHES)
+
+
+def measure_both(model: DecoderModel, rows: int) -> dict[str, Any]:
+    """One engine lives at a time."""
+    found = measure(model, rows)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return found | {"many": measure_many(model, rows)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", default="llama-3-8b,llama-3.2-1b")
@@ -66,20 +87,25 @@ def main() -> int:
     for shape in options.shapes.split(","):
         model = random_model(shape, device="cuda", dtype=torch.bfloat16, max_positions=2048)
         for count in map(int, options.rows.split(",")):
-            found = measure(model, count)
+            found = measure_both(model, count)
             gc.collect()
             torch.cuda.empty_cache()
             loop, bare = (statistics.median(pair[i] for pair in found["pairs"]) for i in (0, 1))
             host, gap = quantiles(found["host"]), quantiles(found["gaps"])
+            many, many_host = (
+                statistics.median(sample[i] for sample in found["many"]) if found["many"] else None for i in (0, 1)
+            )
             speed, low, high = ratio(found["pairs"])
             rows.append(
                 [shape, count, loop, bare, f"{speed:.3f} ({low:.3f} to {high:.3f})", host["median"], host["p90"],
-                 statistics.mean(found["host"]), gap["median"], gap["p90"]]
+                 statistics.mean(found["host"]), gap["median"], gap["p90"], many and many / 1e3, many_host]
             )  # fmt: skip
             samples[f"{shape}, {count}"] = found
             print(rows[-1], flush=True)
             if host["median"] > HOST_BARS.get(count, host["median"]):
                 wrong.append(f"{shape}, {count}: the host takes {host['median']:.1f} µs, over {HOST_BARS[count]}")
+            if many_host is None or many_host > MANY_BAR:
+                wrong.append(f"{shape}, {count}: with {MANY} steps a launch the host takes {many_host} µs a token")
             if gap["median"] > GAP_BAR:
                 wrong.append(f"{shape}, {count}: the device idles {gap['median']:.1f} µs, over {GAP_BAR}")
     write_result(
@@ -88,13 +114,15 @@ def main() -> int:
             "definition": f"Greedy decoding of random bfloat16 weights, prompts of {PROMPT} tokens. loop: a step of "
             f"the engine's loop of {STEPS}, by the host's clock, in turns with bare: the same graph replayed alone, by "
             "events. host: the host's time a step without waiting for the device. gap: what the device idles between "
-            "two steps, from a trace of torch's profiler.",
-            "unit": "ms; host and gap µs",
+            f"two steps, from a trace of torch's profiler. many: a step where {MANY} are one launch, by the host's "
+            "clock, and the host's time a token without waiting.",
+            "unit": "loop, bare, many: ms; host, gap: µs",
             "machine": machine(),
             "versions": versions("torch", "triton", "cuda-bindings"),
             "commit": commit(),
             "columns": [
-                "shape", "requests", "loop", "bare", "loop / bare", "host", "host p90", "host mean", "gap", "gap p90"
+                "shape", "requests", "loop", "bare", "loop / bare", "host", "host p90", "host mean", "gap", "gap p90",
+                "many", "many: host a token",
             ],
             "rows": rows,
             "samples": samples,

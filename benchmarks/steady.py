@@ -36,9 +36,12 @@ class TimedMark:
 
 
 class SteadyEngine:
-    """`rows` requests of `prompt` tokens each that have joined and decode; `most` tokens can be had of each."""
+    """`rows` requests of `prompt` tokens each that have joined and decode; `most` tokens can be had of each.
 
-    def __init__(self, model: DecoderModel, rows: int, prompt: int, most: int) -> None:
+    steps_per_launch: of `many_us`.
+    """
+
+    def __init__(self, model: DecoderModel, rows: int, prompt: int, most: int, steps_per_launch: int = 1) -> None:
         device, longest = model.device, prompt + most
         self.core = EngineCore(
             model,
@@ -48,6 +51,7 @@ class SteadyEngine:
             max_model_len=longest,
             num_blocks=rows * (blocks_for(longest) + 2) + 1,
             chunk_tokens=max(512, rows + 1),
+            steps_per_launch=steps_per_launch,
         )
         self.core.capture()
         for id in range(rows):
@@ -56,8 +60,10 @@ class SteadyEngine:
         while self.core.scheduler.waiting or self.core.scheduler.prefilling:
             self.core.step_ahead()
         flights = self.core._flights
-        self.marks = [TimedMark(mark) for mark in flights._marks]
-        flights._marks = deque(self.marks)
+        asleep = self.core._loops._mark = TimedMark(self.core._loops._mark)
+        marks = [TimedMark(mark) for mark in flights._marks]
+        flights._marks = deque(marks)
+        self.marks = [asleep, *marks]
 
     def step(self) -> None:
         self.core.step_ahead()
@@ -80,6 +86,19 @@ class SteadyEngine:
             self.core.step_ahead()
         self.core.buffers.platform.synchronize()
         return (time.perf_counter() - started) * 1e3 / count
+
+    def many_us(self, launches: int) -> list[tuple[float, float]]:
+        """Of so many launches of many steps, µs a token of a row: in all, and the host's without its waiting."""
+        samples = []
+        while len(samples) < launches:
+            loops, waited = self.core.runner.stats.loops, self._waited()
+            started = time.perf_counter()
+            produced = self.core.step_many()
+            whole = time.perf_counter() - started
+            if self.core.runner.stats.loops > loops:
+                steps = len(produced) / len(self.core.scheduler.rows)
+                samples.append((whole / steps * 1e6, (whole - self._waited() + waited) / len(produced) * 1e6))
+        return samples
 
     def bare_step(self) -> None:
         """The graph alone, without the engine. The rows go on by a token that nobody reads."""
