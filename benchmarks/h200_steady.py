@@ -63,8 +63,8 @@ def measure(model: DecoderModel, rows: int) -> dict[str, Any]:
 def measure_many(model: DecoderModel, rows: int) -> list[tuple[float, float]]:
     """Of some launches of many steps; none where there can be no loops, with the reason printed."""
     engine = SteadyEngine(model, rows, PROMPT, MANY * (LAUNCHES + 2), MANY)
-    if engine.core._loops._impossible:
-        print("no loops:", engine.core._loops._impossible, flush=True)
+    if engine.core._loops.impossible:
+        print("no loops:", engine.core._loops.impossible, flush=True)
         return []
     engine.many_us(1)
     return engine.many_us(LAUNCHES)

@@ -1,13 +1,14 @@
 """Many steps a launch: the tokens of one by one, in fewer launches, and one by one with a reason where it must be."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from engine.hf import write_checkpoint
 from engine.test_ahead import requests_for, stopping
-from engine.tiny import finish, request, run_all, tiny_engine
+from engine.tiny import finish, request, run_all, tiny_engine, tiny_graphs
 
 from stepgraph.engine import LLM, SamplingParams
 from stepgraph.engine.core import EngineCore
@@ -89,6 +90,21 @@ def test_where_it_cannot_be_the_reason_is_told_once(graphs: str, says: str, devi
     (reason,) = core.runner.stats.not_looped
     assert says in reason and core.runner.stats.loops == 0
     assert sum("one step a launch" in record.message for record in caplog.records) == 1
+
+
+def test_graphs_that_come_later_are_looped_then(device: torch.device) -> None:
+    """Meanwhile its batches run eagerly, for a reason that passes."""
+    lazy = replace(tiny_graphs("full", device=device), lazy=True)
+    core = tiny_engine(device, graphs=lazy, steps_per_launch=8)
+    first, second = (request(0, [1, 2, 3], 40, seed=id, temperature=0.8) for id in range(2))
+    run_many(core, [first])
+    (reason,) = core.runner.stats.not_looped
+    assert "pending" in reason and core.runner.stats.loops == 0
+    core.capture_pending()
+    assert [first.output, *run_many(core, [second])] == [
+        run_all(tiny_engine(device), [request(0, [1, 2, 3], 40, seed=id, temperature=0.8)])[0] for id in range(2)
+    ]
+    assert core.runner.stats.loops > 0
 
 
 def test_a_loop_that_failed_is_told_everything_again(device: torch.device) -> None:

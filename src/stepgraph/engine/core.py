@@ -86,7 +86,7 @@ class EngineCore:
         choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF)
         self.model, self.attention = model, attention
         self.penalties, self.lora = penalties, lora
-        self.max_model_len = max_model_len
+        self.max_model_len, self.steps_per_launch = max_model_len, steps_per_launch
         step_tokens = most_tokens(chunk_tokens, max_num_seqs)
         rows = largest_batch(graphs, max_num_seqs)
         tokens = max(rows, step_tokens)
@@ -274,6 +274,8 @@ class EngineCore:
 
     def _launch(self) -> bool:
         """Launch the next step. Not where there is none, or where it takes tokens that are still on their way."""
+        if len(self._flights) > 1:  # an interrupt has left one unread
+            return False
         steady = self._unchanged()
         if steady is not None and (grown := steady.next()) is not None:
             self._launch_again(steady.lengths, grown)

@@ -424,7 +424,8 @@ class LLM:
     def _step(self) -> None:
         """Launch a step and take in the tokens of the one before, or those of many steps; all of them before any is
         told, so that a caller may call again meanwhile."""
-        for request, token in self.core.step_many():
+        step = self.core.step_ahead if self.core.steps_per_launch == 1 else self.core.step_many
+        for request, token in step():
             one = self._running.get(request.id)
             if one is None:
                 continue

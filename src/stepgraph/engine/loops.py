@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Literal
 
+import torch
+
 from stepgraph.engine.request import Request
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.runtime.errors import CaptureError, ConfigError
@@ -36,37 +38,42 @@ def most_steps(asked: object) -> int:
 class Loops:
     """Launches of up to `most` steps, which end early where a row ends or needs a block.
 
+    impossible: why there can be none, if so.
     Where there can be none, steps are launched one by one, and `stats.not_looped` and the log say why.
     """
 
     def __init__(self, platform: Platform, most: int, attention: AttentionBackend) -> None:
         self.terms = LoopTerms.on(platform, most)
         self._mark = platform.mark(asleep=True)
-        self._impossible = "attention prepares each step on the host" if attention.plans_each_step else ""
+        self.impossible = "attention prepares each step on the host" if attention.plans_each_step else ""
+        self._told: set[str] = set()
 
     def prepare(self, runner: GraphRunner) -> None:
         """Once graphs are captured."""
-        if self.terms.most > 1 and not self._impossible:
+        if self.terms.most > 1 and not self.impossible:
             try:
                 runner.prepare_loops(self.terms)
-            except CaptureError as error:
-                self._refuse(str(error))
+            except (CaptureError, torch.OutOfMemoryError) as error:
+                self.impossible = str(error)
 
     def may_run(self, runner: GraphRunner, rows: list[Request]) -> bool:
         """Whether these rows may run on by themselves."""
         if self.terms.most == 1:
             return False
-        reason = self._impossible or (_ONE_BY_ONE if any(request.one_by_one for request in rows) else "")
-        if reason:
-            runner.stats.not_looped[reason] += 1
-        return not reason
+        if self.impossible:
+            self._not_looped(runner, self.impossible)
+        elif any(request.one_by_one for request in rows):
+            runner.stats.not_looped[_ONE_BY_ONE] += 1  # as asked for
+        else:
+            return True
+        return False
 
     def run(self, runner: GraphRunner, rows: int, num_loras: int) -> int:
         """Run, asleep, until the device halts. Returns how many steps it took, 0 where it cannot."""
         try:
             decision = runner.loop(self.terms, num_requests=rows, num_loras=num_loras)
-        except CaptureError as error:
-            self._refuse(str(error))
+        except (CaptureError, torch.OutOfMemoryError) as error:
+            self._not_looped(runner, str(error))
             return 0
         self._mark.set()
         self._mark.wait()
@@ -74,6 +81,8 @@ class Loops:
         runner.stats.looped(decision, steps)
         return steps
 
-    def _refuse(self, reason: str) -> None:
-        self._impossible = reason
-        _log.warning("one step a launch: %s", reason)
+    def _not_looped(self, runner: GraphRunner, reason: str) -> None:
+        runner.stats.not_looped[reason] += 1
+        if reason not in self._told:
+            self._told.add(reason)
+            _log.warning("one step a launch: %s", reason)

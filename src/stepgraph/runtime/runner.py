@@ -172,6 +172,7 @@ class GraphRunner(Captured):
 
         Raises:
             CaptureError: no single graph runs the batch, or the device cannot; says why, and nothing has run.
+            torch.OutOfMemoryError: no room for the loop, which has not run.
             ReplayError: as for a call.
         """
         self.pool.enter()
@@ -195,7 +196,7 @@ class GraphRunner(Captured):
         """Make the loops of all captured keys of single tokens, so that none is made while serving.
 
         Raises:
-            CaptureError: as `loop`.
+            CaptureError, torch.OutOfMemoryError: as `loop`.
         """
         with self.pool.alone():
             for key, graph in self._graphs.by_key.items():
