@@ -1,16 +1,14 @@
-"""The engine: plans a step, tells the device what changed, runs it through the graphs, and takes the tokens in."""
+"""The engine: model, cache, scheduler and graphs put together, and what may happen to them between two steps."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
 
-from stepgraph.engine.flight import Flights, Produced
+from stepgraph.engine.flight import Flights
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.kv_memory import KVMemory, resize
@@ -18,10 +16,10 @@ from stepgraph.engine.loops import Loops
 from stepgraph.engine.lora import LoraSlots
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_batches import RandomBatches
-from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens, num_mailboxes
+from stepgraph.engine.scheduler import Scheduler, most_tokens, num_mailboxes
 from stepgraph.engine.staging import Staging
-from stepgraph.engine.steady import Grown, SteadyRows
 from stepgraph.engine.step import DecoderStep, step_slots
+from stepgraph.engine.stepping import Stepping
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import Sampler, sample
@@ -41,7 +39,7 @@ _log = logging.getLogger(__name__)
 _VERIFIED_BLOCKS = 4  # a request, at most, beside those for a step's tokens
 
 
-class EngineCore:
+class EngineCore(Stepping):
     """Requests in, tokens out. Text, files and threads are others' business.
 
     graphs: as asked for; `resolution` is what the attention backend and the sizes here make of it.
@@ -121,8 +119,6 @@ class EngineCore:
             self.runner.watch(lora.tensors, "adapters")
         self.kv_bytes_at_capture = 0
         self.eager_left = Left()  # by `run_largest_step`
-        self._steady: SteadyRows | None = None  # since the last step, unless the scheduler's changes go up
-        self._changes = 0
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -195,54 +191,6 @@ class EngineCore:
         with self._cache_cut_to(1 + len(verified)):
             return self.runner.verify(batches, seed=seed, rtol=rtol, atol=atol)
 
-    @torch.inference_mode()
-    def step(self) -> Produced:
-        """One token for every decoding request, and for every request whose prefill this step completes.
-
-        Where `step_ahead` has left tokens on their way, those, and no other step. Without work it is a gap, in which
-        one of the graphs that lazy capture has left is recorded.
-        """
-        produced = self._read(leave=0)
-        if produced:
-            return produced
-        if not self._launch():
-            self._use_gap()
-        return self._read(leave=0)
-
-    @torch.inference_mode()
-    def step_ahead(self) -> Produced:
-        """As `step`, but the next step is launched before the last one's tokens are read, so that the device does not
-        wait for the host. The first call returns none, and one behind the last step its tokens.
-
-        A request that is removed meanwhile gets no further token; the device may have computed one for it.
-        """
-        if self._launch():
-            return self._read(leave=1)
-        if not len(self._flights):
-            self._use_gap()
-        return self._read(leave=0)
-
-    @torch.inference_mode()
-    def step_many(self) -> Produced:
-        """As `step_ahead`; where the same rows go on, the device runs up to `steps_per_launch` steps by itself, until
-        one of them ends, and the host sleeps meanwhile. Returns the tokens of all of them, step by step."""
-        steady = self._unchanged()
-        if steady is None or not self._loops.may_run(self.runner, self.scheduler.rows):
-            return self.step_ahead()
-        if produced := self._read(leave=0):
-            return produced
-        grown = steady.reach(self._loops.terms.most)
-        try:
-            self._staging.grow(grown)
-            steps = self._loops.run(self.runner, len(steady.lengths), self._staging.num_loras) if steady.left else 0
-            if steps:
-                steady.went(steps)
-                return self._flights.read_loop(steps)
-        except BaseException:
-            self._staging.doubt()
-            raise
-        return self.step_ahead()
-
     @contextmanager
     def _cache_cut_to(self, num_blocks: int) -> Iterator[None]:
         """Meanwhile the rest of the cache's memory is free for other use, if it can be given back."""
@@ -271,76 +219,3 @@ class EngineCore:
     def _verified(self) -> dict[str, torch.Tensor]:
         """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""
         return {"kv_cache": self.kv_memory.blocks[1 : 1 + self._most_verified]}
-
-    def _launch(self) -> bool:
-        """Launch the next step. Not where there is none, or where it takes tokens that are still on their way."""
-        if len(self._flights) > 1:  # an interrupt has left one unread
-            return False
-        steady = self._unchanged()
-        if steady is not None and (grown := steady.next()) is not None:
-            self._launch_again(steady.lengths, grown)
-            return True
-        if len(self._flights) and self._staging.lost:
-            return False
-        scheduler, ahead = self.scheduler, self._flights.ahead()
-        grown = scheduler.grow(ahead)
-        chunks = scheduler.plan_prefill()
-        rows = list(scheduler.rows)
-        tokens = {request: request.num_tokens + ahead.get(request, 0) for request in rows}
-        takers = {request: count for request, count in tokens.items() if scheduler.goes_on(request, ahead)}
-        if not takers and not chunks:
-            return False
-        lengths = [*tokens.values(), *(chunk.stop for chunk in chunks)]
-        try:
-            inputs = self._staging.stage(rows, scheduler.take_dirty_rows(), grown, chunks)
-            self._run(len(rows), lengths, chunks, inputs)
-            for chunk in chunks:
-                completes, request = chunk.completes, chunk.request
-                request.computed = chunk.stop
-                if completes:
-                    scheduler.join(request)
-                    takers[request] = chunk.stop
-            self._flights.launched(takers)
-        except BaseException:
-            self._staging.doubt()
-            raise
-        self._steady, self._changes = None, scheduler.changes
-        if not chunks and not scheduler.prefilling:
-            self._steady = SteadyRows(rows, lengths, scheduler.pool)
-        return True
-
-    def _unchanged(self) -> SteadyRows | None:
-        """The rows of the last step, if the next one has the same and the device knows all it needs of them."""
-        unchanged = self._changes == self.scheduler.changes and not self._staging.lost
-        return self._steady if unchanged else None
-
-    def _launch_again(self, lengths: np.ndarray[Any, Any], grown: Grown) -> None:
-        """The same step once more: everybody is a token further."""
-        try:
-            self._staging.grow(grown)
-            self._run(len(lengths), lengths, [], {})
-            self._flights.launched_again()
-        except BaseException:
-            self._staging.doubt()
-            raise
-
-    def _run(self, rows: int, lengths: Sequence[int] | np.ndarray[Any, Any], chunks: list[Chunk], inputs: Any) -> None:
-        """lengths: tokens of each row, then of each chunk's request, the step's included."""
-        num_loras = self._staging.num_loras
-        if all(chunk.stop - chunk.start == 1 for chunk in chunks):  # no prefill, or a token of it: a decode step
-            self.attention.plan(lengths, self.buffers["block_tables"])
-            self.runner(num_requests=rows + len(chunks), num_loras=num_loras, **inputs)
-        else:
-            prompt_tokens = len(inputs["prompt_tokens"])
-            self.runner(num_requests=rows + len(chunks), num_tokens=prompt_tokens, num_loras=num_loras, **inputs)
-
-    def _read(self, leave: int) -> Produced:
-        """The tokens of all steps on their way but the last `leave`."""
-        produced: Produced = []
-        while len(self._flights) > leave:
-            produced += self._flights.read()
-        return produced
-
-    def _use_gap(self) -> None:
-        self.scheduler.refuse_if_stuck()
-        self.capture_pending(seconds=0)

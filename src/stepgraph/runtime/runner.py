@@ -192,17 +192,6 @@ class GraphRunner(Captured):
         finally:
             self.pool.leave()
 
-    def prepare_loops(self, terms: LoopTerms) -> None:
-        """Make the loops of all captured keys of single tokens, so that none is made while serving.
-
-        Raises:
-            CaptureError, torch.OutOfMemoryError: as `loop`.
-        """
-        with self.pool.alone():
-            for key, graph in self._graphs.by_key.items():
-                if key.query_len == 1:
-                    graph.recording.loop(terms)
-
     def verify(
         self,
         make_inputs: MakeInputs | None = None,
