@@ -83,6 +83,21 @@ def test_joins_leaves_and_cancels_between_launches(device: torch.device) -> None
         assert one.output == (tokens[: len(one.output)] if one.id in cancelled else tokens)
 
 
+@pytest.mark.parametrize("blocks", [24, 400])
+def test_loops_and_single_steps_in_any_order(blocks: int, device: torch.device) -> None:
+    for seed in range(4):
+        rng, core = random.Random(seed), tiny_engine(device, num_blocks=blocks, steps_per_launch=40)
+        ours = requests_for(8, longest=30, most=120, temperature=0.8)
+        for one in ours:
+            core.scheduler.add(one)
+        while core.scheduler.has_work:
+            for one, _ in rng.choice([core.step_many, core.step_ahead, core.step])():
+                if one.blocks:
+                    finish(core, one)
+        want = run_all(tiny_engine(device), requests_for(8, longest=30, most=120, temperature=0.8))
+        assert [one.output for one in ours] == want and core.runner.stats.loops
+
+
 @pytest.mark.parametrize(("graphs", "says"), [("breakable", "one by one"), ("disabled", "runs eagerly")])
 def test_where_it_cannot_be_the_reason_is_told_once(graphs: str, says: str, device, caplog) -> None:
     core = tiny_engine(device, graphs=graphs, steps_per_launch=8)

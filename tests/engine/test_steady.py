@@ -94,6 +94,21 @@ def test_the_countdown_ends_where_a_block_or_a_length_does(limit: int) -> None:
     assert 16 + steps == limit - 1  # the longest has its last token then
 
 
+def test_blocks_for_many_steps_as_far_as_there_are_any() -> None:
+    for blocks, reached in ((30, 64), (8, 32), (6, 16), (4, 0)):
+        pool = BlockPool(1 + blocks)
+        rows = [request(id, [1] * 15, max_tokens=200) for id in range(2)]
+        for one in rows:
+            one.blocks = pool.take(1) or []
+        steady = SteadyRows(rows, [16, 16], pool)
+        grown = steady.reach(64)
+        assert reached <= steady.left < reached + 16, (blocks, steady.left)
+        assert all(rows[row].blocks[index] == block for row, index, block in grown)
+        steady.went(steady.left)
+        assert steady.left == 0 and pool.num_free >= 2
+        assert all(len(one.blocks) * 16 >= length for one, length in zip(rows, steady.lengths, strict=True))
+
+
 def test_short_blocks_are_left_to_the_scheduler() -> None:
     pool = BlockPool(4)
     rows = [request(id, [1] * 16, max_tokens=100) for id in range(2)]

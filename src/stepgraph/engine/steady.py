@@ -65,7 +65,7 @@ class SteadyRows:
         """Steps until a row that goes on ends by its length or needs a block."""
         then = self.lengths + 1
         steps = np.minimum(self._limits - then, self._held * BLOCK_SIZE - self.lengths)[self._going]
-        return max(int(steps.min(initial=BLOCK_SIZE)), 0) if len(steps) else 0
+        return max(int(steps.min()), 0) if len(steps) else 0
 
     def _grow(self, steps: int) -> Grown | None:
         """Blocks for so many steps, while there is one left for each row."""

@@ -75,7 +75,7 @@ class Stepping:
         grown = steady.reach(self._loops.terms.most)
         try:
             self._staging.grow(grown)
-            steps = self._loops.run(self.runner, len(steady.lengths), self._staging.num_loras) if steady.left else 0
+            steps = self._loops.run(self.runner, len(steady.lengths), self._staging.num_loras) if steady.left > 0 else 0
             if steps:
                 steady.went(steps)
                 return self._flights.read_loop(steps)
