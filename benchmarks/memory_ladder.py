@@ -94,7 +94,7 @@ def update(runner: GraphRunner) -> dict[str, Any]:
 
     Spoils the graphs. Empty where torch does not hand out its executables.
     """
-    driver, stream = cuda_driver._driver(), torch.cuda.current_stream().cuda_stream
+    driver, stream = cuda_driver.libcuda(), torch.cuda.current_stream().cuda_stream
     graphs = [graph.recording._graph for graph in runner.capture_report.graphs.values()]  # type: ignore[attr-defined]
     updated: list[float] = []
     anew: list[float] = []

@@ -14,7 +14,7 @@ from stepgraph.runtime import Backend, DecodePhase, GraphConfig, Ladder, Prefill
 COUNT, ROWS, CHUNK = 200, 16, 64
 
 
-def serve(core) -> tuple[list[list[int]], int]:
+def serve(core, *, cancel: bool = True) -> tuple[list[list[int]], int]:
     """All requests to their end, or until they are cancelled; each one's tokens, and the steps that it took."""
     rng = random.Random(7)
     requests = []
@@ -29,15 +29,15 @@ def serve(core) -> tuple[list[list[int]], int]:
         produced = core.step()
         steps += bool(produced or core.scheduler.prefilling)
         for one, _ in produced:
-            if not finish(core, one) and rng.random() < 0.01:
+            if not finish(core, one) and rng.random() < 0.01 * cancel:
                 core.scheduler.remove(one)  # cancelled
     return [one.output for one in requests], steps
 
 
 @cache
-def eager_tokens(device: str, operations: str | None) -> list[list[int]]:
+def eager_tokens(device: str, operations: str | None = None, *, cancel: bool = True) -> list[list[int]]:
     core = tiny_engine(device, graphs="disabled", max_num_seqs=ROWS, chunk_tokens=CHUNK, operations=operations)
-    return serve(core)[0]
+    return serve(core, cancel=cancel)[0]
 
 
 def graphs_of(name: str, device) -> GraphConfig:

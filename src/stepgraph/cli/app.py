@@ -111,6 +111,12 @@ def run_command(
     lazy: Annotated[
         bool, typer.Option("--lazy", help="Serve once the largest graphs are there; capture the others in gaps.")
     ] = False,
+    steps_per_launch: Annotated[
+        str,
+        typer.Option(
+            help="Decode steps that the device runs by itself, at most: a number; auto: many, 1 for a stream."
+        ),
+    ] = "1",
     chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -144,6 +150,7 @@ def run_command(
                 memory_fraction=memory_fraction,
                 kv_bytes=kv_bytes,
                 lazy=lazy,
+                steps_per_launch=steps_per_launch,
                 chat=chat,
                 as_json=as_json,
             )

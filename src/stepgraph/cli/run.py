@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepgraph.engine import LLM, TextDelta
     from stepgraph.engine.graphs import Graphs
+    from stepgraph.engine.loops import StepsPerLaunch
 
 MOST_SEQS = 256
 """Requests decoded at once where the user names no number and gives more prompts."""
@@ -60,6 +61,7 @@ class RunOptions:
     memory_fraction: float | None = None
     kv_bytes: int | None = None
     lazy: bool = False
+    steps_per_launch: str = "1"
     chat: bool = True
     as_json: bool = False
 
@@ -142,6 +144,7 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             memory_fraction=options.memory_fraction,
             kv_bytes=options.kv_bytes,
             lazy=options.lazy,
+            steps_per_launch=_steps_per_launch(options, num_prompts),
             attention=options.attention,
             operations=options.operations,
             lora=lora,
@@ -178,6 +181,20 @@ class _Printer:
 
         if not self._quiet and len(self._prompts) == 1:
             write("\n\n")
+
+
+def _steps_per_launch(options: RunOptions, num_prompts: int) -> StepsPerLaunch:
+    """`auto` stays that where text is printed as it arrives; otherwise nobody waits for single tokens.
+
+    Raises:
+        ConfigError: neither `auto` nor a whole number of at least 1.
+    """
+    from stepgraph.engine.loops import most_steps
+
+    asked = options.steps_per_launch
+    if asked == "auto" and num_prompts == 1 and not options.as_json:
+        return "auto"
+    return most_steps("auto" if asked == "auto" else int(asked) if asked.isdecimal() else asked)
 
 
 def _adapter_name(options: RunOptions) -> str | None:

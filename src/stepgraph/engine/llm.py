@@ -15,10 +15,12 @@ from stepgraph.engine.budget import MemoryTable
 from stepgraph.engine.checkpoint import load_checkpoint
 from stepgraph.engine.config import ModelConfig, model_len
 from stepgraph.engine.core import EngineCore
+from stepgraph.engine.ending import STOP_IDS
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
 from stepgraph.engine.kv_plan import kv_plan
+from stepgraph.engine.loops import StepsPerLaunch, most_steps
 from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_cases
 from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_adapter
 from stepgraph.engine.model import DecoderModel
@@ -84,6 +86,10 @@ class LLM:
     strict: refuse graphs that would have to be changed.
     lazy: serve once the largest graph of each kind is there, and record one more whenever nothing is left to do, what
         most steps wanted first.
+    steps_per_launch: decode steps that the device runs by itself while nobody joins or ends; a request that ends costs
+        the others nothing. More than one means fewer launches, and tokens that come in bursts. `auto` is many, but 1
+        while a request streams; requests with stop strings always make it 1. Where the device or the graphs cannot,
+        it is 1 too, and `stats` says why.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
 
@@ -111,10 +117,12 @@ class LLM:
         penalties: bool = True,
         sampler: str = "fused",
         lora: LoraConfig | None = None,
+        steps_per_launch: StepsPerLaunch = 1,
         strict: bool = False,
         lazy: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        most = most_steps(steps_per_launch)
         platform = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         target = platform.device
         if max_num_seqs is None:
@@ -170,11 +178,13 @@ class LLM:
             sampler=choose_token,
             penalties=penalties,
             lora=slots,
+            steps_per_launch=most,
             strict=strict,
         )
         plan.took("step buffers")
         self.core.capture(progress)
         self.memory: MemoryTable = plan.settle(self.core)
+        self._streams_bind = steps_per_launch == "auto"
         self._next_id = 0
         self._running: dict[int, TrackedRequest] = {}
 
@@ -267,7 +277,7 @@ class LLM:
             RequestError: an empty prompt, one longer than the model allows, parameters that do not fit, or an adapter
                 that is not loaded.
         """
-        tracked = self._track_all(prompts, sampling_params, adapter)
+        tracked = self._track_all(prompts, sampling_params, adapter, streams=stream is not None)
         for delta in self._drive(tracked):
             if stream is not None:
                 stream(delta)
@@ -285,7 +295,7 @@ class LLM:
         Raises:
             RequestError: as `generate`; at the first piece, if the cache has shrunk since the call.
         """
-        tracked = self._track_all(prompts, sampling_params, adapter)
+        tracked = self._track_all(prompts, sampling_params, adapter, streams=True)
         return self._drive(tracked)
 
     def chat(
@@ -320,7 +330,7 @@ class LLM:
             self.core.scheduler.remove(tracked.request)
 
     def _track_all(
-        self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters
+        self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters, *, streams: bool
     ) -> list[TrackedRequest]:
         listed = _as_list(prompts)
         shared = SamplingParams() if params is None else params
@@ -339,9 +349,12 @@ class LLM:
         if len(adapters) != len(listed):
             raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        return [self._track(index, *one) for index, one in enumerate(zip(listed, each, adapters, strict=True))]
+        given = enumerate(zip(listed, each, adapters, strict=True))
+        return [self._track(index, *one, streams=streams) for index, one in given]
 
-    def _track(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None) -> TrackedRequest:
+    def _track(
+        self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, *, streams: bool
+    ) -> TrackedRequest:
         self._require_adapter(adapter)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
@@ -362,12 +375,13 @@ class LLM:
         max_tokens = min(params.max_tokens, max_len - len(ids))
         self._require_room(index, len(ids) + max_tokens)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        request = Request(self._next_id, ids, params, seed, max_tokens, adapter)
-        self._next_id += 1
         ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
         stops = frozenset(params.stop_token_ids) | frozenset(ends)
+        one_by_one = bool(params.stop) or len(stops) > STOP_IDS or (streams and self._streams_bind)
+        request = Request(self._next_id, ids, params, seed, max_tokens, adapter, stops, one_by_one)
+        self._next_id += 1
         text = TextStream(self.tokenizer, params.stop)
-        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, stops, text)
+        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text)
 
     def _require_adapter(self, name: str | None) -> None:
         if name is not None:
@@ -414,8 +428,10 @@ class LLM:
             _log.warning("lazy graphs: none could be recorded: %s", error)
 
     def _step(self) -> None:
-        """One engine step. Its tokens are taken in before any is told, so that a caller may call again meanwhile."""
-        for request, token in self.core.step():
+        """Launch a step and take in the tokens of the one before, or those of many steps; all of them before any is
+        told, so that a caller may call again meanwhile."""
+        step = self.core.step_ahead if self.core.steps_per_launch == 1 else self.core.step_many
+        for request, token in step():
             one = self._running.get(request.id)
             if one is None:
                 continue

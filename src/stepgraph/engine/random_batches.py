@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stepgraph.engine.ending import STOP_IDS
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
 from stepgraph.runtime.batch import BatchDescriptor
 
@@ -74,6 +75,9 @@ class RandomBatches:
             "block_tables": torch.stack(tables).int(),
             "query_lens": query_lens.int(),
             "prompt_tokens": prompt,
+            "limits": torch.where(integers(0, 2, requests) == 0, 0, lengths + integers(1, 3, requests)).int(),
+            "mailboxes": torch.zeros(requests, dtype=torch.int32),
+            "stops": integers(-1, self.vocab_size, requests, STOP_IDS),
             "temperature": either(0.0, 0.8),
             "top_k": either(0, 20).int(),
             "top_p": either(1.0, 0.9),

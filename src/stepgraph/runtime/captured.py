@@ -21,6 +21,7 @@ from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import CaptureSession
 
@@ -80,6 +81,17 @@ class Captured:
             self._graphs.wanted = wanted
             self._tell_dropped(report)
         return report
+
+    def prepare_loops(self, terms: LoopTerms) -> None:
+        """Make the loops of all captured keys of single tokens, so that none is made while serving.
+
+        Raises:
+            CaptureError, torch.OutOfMemoryError: as `loop`.
+        """
+        with self.pool.alone():
+            for key, graph in self._graphs.by_key.items():
+                if key.query_len == 1:
+                    graph.recording.loop(terms)
 
     def recapture(self, progress: Progress | None = None) -> CaptureReport:
         """Release and capture, after tensors that the graphs read have moved.

@@ -18,11 +18,12 @@ from stepgraph.runtime.captured import Captured
 from stepgraph.runtime.compiler.steps import CompiledSteps
 from stepgraph.runtime.config import Compile, Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.graphs import Graphs
 from stepgraph.runtime.leases import Leases
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.outputs import StepOutput, named_outputs
+from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import require_fit
 from stepgraph.runtime.stats import Stats
@@ -159,6 +160,35 @@ class GraphRunner(Captured):
             if self._leases is not None:
                 tensors = self._leases.lend(tensors, replayed=replays)
             return StepOutput(tensors, decision)
+        finally:
+            self.pool.leave()
+
+    def loop(self, terms: LoopTerms, *, num_requests: int, num_loras: int = 0) -> Decision:
+        """Run the step of a uniform batch again and again in one launch, with what its slots hold now, until it halts
+        or has run `terms.most` times.
+
+        How often is in `terms.told` once a mark behind it was waited for; `stats.looped` counts it. Outputs are the
+        last run's, and where the step left them.
+
+        Raises:
+            CaptureError: no single graph runs the batch, or the device cannot; says why, and nothing has run.
+            torch.OutOfMemoryError: no room for the loop, which has not run.
+            ReplayError: as for a call.
+        """
+        self.pool.enter()
+        try:
+            batch = self._live.get(num_requests, 1, None, num_loras)
+            decision = self._graphs.dispatcher.dispatch(batch)
+            if decision.mode is Mode.EAGER:
+                raise CaptureError(f"a batch that runs eagerly ({decision.reason}) is launched one by one")
+            replay = self._graphs.by_key[decision.key].recording.loop(terms)
+            if self._check is not None:
+                self._check()
+            self.buffers.stage(batch, decision.key, {}, self._request_slots)
+            if self._leases is not None:
+                self._leases.step(replays=True)
+            replay()
+            return decision
         finally:
             self.pool.leave()
 
