@@ -65,8 +65,8 @@ def main() -> int:
 
     def engine(dtype: str, operations: str, graphs: str) -> LLM:
         return LLM(
-            options.model or demo_model_path(), device=options.device, dtype=dtype, operations=operations, graphs=graphs,
-            max_num_seqs=13, max_model_len=512,
+            options.model or demo_model_path(), device=options.device, dtype=dtype, operations=operations,
+            graphs=graphs, max_num_seqs=13, max_model_len=512,
         )  # fmt: skip
 
     exact = engine("float32", "reference", "disabled")
