@@ -1,10 +1,11 @@
 """A decode step of the `fused` operations on an H200, beside `unfused` and the read limit of the same run.
 
-python benchmarks/h200_fused.py [chain] [operations] [rows]
+python benchmarks/h200_fused.py [tune] [chain] [operations] [rows]
 
-chain: the whole dependent step at batch 1: all layers with norms, rotary embedding, attention, LM head and sampling;
-    both shapes, a long context, and where the time goes. operations: every projection with what surrounds it, by
-    itself, at 1 to 16 rows. rows: the step at 1 to 256 rows. All three take some four minutes, and each writes a file.
+tune: the tiles of both shapes, written into the package as `stepgraph tune` does. chain: the whole dependent step at
+    batch 1: all layers with norms, rotary embedding, attention, LM head and sampling; both shapes, a long context, and
+    where the time goes. operations: every projection with what surrounds it, by itself, at 1 to 16 rows. rows: the
+    step at 1 to 256 rows. Each writes a file. Without arguments all, in some six minutes.
 
 Where compute-sanitizer is installed: compute-sanitizer --tool memcheck python -m pytest -m gpu tests/ops/fused
 """
@@ -12,6 +13,7 @@ Where compute-sanitizer is installed: compute-sanitizer --tool memcheck python -
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 import statistics
 import sys
@@ -21,7 +23,7 @@ from typing import Any
 
 import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
-from fused_step import by_operation, logits, where_time_goes
+from fused_step import FEW, by_operation, logits, where_time_goes
 
 from stepgraph import SamplingParams
 from stepgraph.engine.model import DecoderModel
@@ -29,7 +31,10 @@ from stepgraph.engine.random_model import SHAPES
 from stepgraph.measure.census import census
 from stepgraph.measure.decode import GREEDY, DecodeRows, load_model
 from stepgraph.measure.stream import read_limit
+from stepgraph.measure.tune import tune
+from stepgraph.measure.whole_file import write_whole
 from stepgraph.measure.work import decode_work
+from stepgraph.ops.fused.tiling import load_tiles, package_file
 from stepgraph.runtime import GraphConfig, Ladder
 
 BIG, SMALL = "llama-3-8b", "llama-3.2-1b"
@@ -166,7 +171,21 @@ def operations(limit: dict[str, float]) -> list[str]:
     return []
 
 
-PARTS = {"chain": chain, "operations": operations, "rows": by_rows}
+def tune_both(limit: dict[str, float]) -> list[str]:
+    device = torch.cuda.get_device_name()
+    for shape, seconds in ((BIG, 90), (SMALL, 50)):
+        choices, result = tune(shape, SHAPES[shape], FEW, seconds)
+        for row in result.tables[0].rows:
+            print(shape, *row)
+        print(*result.notes, sep="\n", flush=True)
+        tiles = load_tiles(device).updated(choices)
+        write_whole(package_file(device), json.dumps(tiles.to_json(device), indent=1) + "\n")
+        gc.collect()
+        torch.cuda.empty_cache()
+    return []
+
+
+PARTS = {"tune": tune_both, "chain": chain, "operations": operations, "rows": by_rows}
 
 
 @torch.inference_mode()

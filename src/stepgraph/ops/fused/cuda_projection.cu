@@ -41,7 +41,6 @@ constexpr int PITCH = NARROW * 8 + 1;                // floats
 constexpr int EACH = (COLUMNS * ROWS + THREADS - 1) / THREADS;  // elements of the result that a thread makes
 
 static_assert(TILES * 16 * PITCH * 4 <= RING * SLOT, "the result lies where the ring was");
-
 extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) project(const Params p) {
     extern __shared__ __align__(128) char rings[];
     __shared__ float warp_squares[WARPS][NARROW * 8];
