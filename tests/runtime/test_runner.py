@@ -1,9 +1,11 @@
 """The runner: what holds everywhere, on a step that is no language model."""
 
 import copy
+import gc
 import random
 import statistics
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -171,6 +173,21 @@ def test_a_batch_size_without_inputs(device) -> None:
         runner(num_requests=17)
     with pytest.raises(InputError, match="the buffers hold 1 to 16"):
         runner(ids=[], lens=[])
+
+
+@pytest.mark.parametrize("compiler", ["off", "aot_eager"])
+def test_a_runner_that_nobody_holds_goes_at_once(compiler: str) -> None:
+    """And so does the memory of its graphs and its step, which on a GPU the next engine may need."""
+    gc.collect()
+    gc.disable()
+    try:
+        runner = make(compile=compiler)
+        runner(ids=range(3), lens=[1] * 3)
+        gone = weakref.ref(runner)
+        del runner
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_ladder_larger_than_the_buffers_is_refused() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import torch
 
 from stepgraph.runtime.audit import AddressAudit
 from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.batch_step import BatchStep
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
@@ -34,6 +34,7 @@ class Captured:
     config: GraphConfig
     buffers: StaticBuffers
     pool: GraphPool
+    _run: BatchStep
     _graphs: Graphs
     _compiled: CompiledSteps | None
     _session: CaptureSession | None  # of the graphs that are there
@@ -197,7 +198,3 @@ class Captured:
         self._audit.forget()
         self.pool.renew()
         self.pool.platform.give_back()
-
-    def _run(self, batch: BatchDescriptor) -> Any:
-        """The step itself, on the rows of a batch or key."""
-        raise NotImplementedError

@@ -11,6 +11,7 @@ import torch
 
 from stepgraph.runtime.audit import AddressAudit, Watchable, module_of, require_tensors
 from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.batch_step import BatchStep
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport
 from stepgraph.runtime.capture_guard import no_captures
@@ -83,6 +84,7 @@ class GraphRunner(Captured):
         self.stats = Stats()
         self._step = step
         self._request_slots = config.prefill.max_requests
+        self._run = BatchStep(step, buffers, self._request_slots, with_loras=config.lora_cases != (0,))
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._session = None
         self._compiled = None
@@ -239,13 +241,6 @@ class GraphRunner(Captured):
                 self._run(batch)
             finally:
                 self.buffers.reset()
-
-    def _run(self, batch: BatchDescriptor) -> Any:
-        """The step itself, on the rows of a batch or key."""
-        views = self.buffers.views(batch, self._request_slots)
-        if self.config.lora_cases == (0,):
-            return self._step(**views)
-        return self._step(**views, num_loras=batch.num_loras)
 
     def _run_eager(self, decision: Decision) -> dict[str, torch.Tensor]:
         told = (decision.reason, decision.batch.is_uniform)
