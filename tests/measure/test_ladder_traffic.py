@@ -145,6 +145,12 @@ def test_a_curve(tmp_path: Path) -> None:
             times.upto(rows)
 
 
+def test_the_curve_of_the_package() -> None:
+    times = load_step_times()
+    assert times.largest == 512 and times.measured[:64] == tuple(range(1, 65)) and "H200" in times.what
+    assert 4e6 < times.ns[1] < 5e6 and 20 < times.token_ns < 40
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

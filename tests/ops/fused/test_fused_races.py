@@ -1,7 +1,8 @@
 """Kernels that start before the one in front has ended: none reads or writes too early.
 
-The kernel in front lets the next one start at once, spins, and does its work last. Beside each test stands the same
-with the wait taken out, which must be caught. Needs a GPU of compute capability 9.0.
+The kernel in front lets the next one start at once, spins, and does its work last. Where a kernel reads or overwrites
+what that one writes or reads, the same is done with the wait taken out, which must be caught. Needs a GPU of compute
+capability 9.0.
 """
 
 from __future__ import annotations
@@ -154,7 +155,11 @@ def test_no_kernel_overwrites_what_the_one_in_front_still_reads(rows: int, kerne
 
 @pytest.mark.parametrize(("kind", "kernel"), KINDS)
 def test_who_waits_for_a_kernel_waits_for_all_in_front_of_it(rows: int, kind: str, kernel: str) -> None:
-    """The writer, a kernel that has nothing to do with it, and one that reads what was written."""
+    """The writer, a kernel that has nothing to do with it, and one that reads what was written.
+
+    With the wait of the one between taken out it was right too on an H200, in all cases: by this it cannot be told
+    whether the device waits for those in front of a kernel before that counts as done, so nothing rests on it.
+    """
     from ops.late_writer import write_late
 
     between, made = Kernel(kind, kernel, rows), Kernel("linear", "triton", rows)
@@ -162,20 +167,12 @@ def test_who_waits_for_a_kernel_waits_for_all_in_front_of_it(rows: int, kind: st
     made(overlap=True)
     want = made.out.clone()
 
-    def found(overlap: bool) -> list[torch.Tensor]:
-        def step() -> None:
-            write_late(staged, made.x)
-            if overlap:
-                between(overlap=True)
-            else:
-                with without_waits():
-                    between(overlap=False)
-            made(overlap=True)
+    def step() -> None:
+        write_late(staged, made.x)
+        between(overlap=True)
+        made(overlap=True)
 
-        return replays(step, lambda: made.x.fill_(float("nan")), lambda: made.out)
-
-    assert all(right(one, want) for one in found(True))
-    assert not any(right(one, want) for one in found(False)), "a missing wait was not caught"
+    assert all(right(one, want) for one in replays(step, lambda: made.x.fill_(float("nan")), lambda: made.out))
 
 
 @pytest.mark.parametrize("name", ["cuda", "triton"])

@@ -59,8 +59,6 @@ def _shrink(
     PARTS: tl.constexpr, RANK: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAPS:
-        gdc_launch_dependents()
     number = tl.program_id(1) // PARTS
     part = tl.program_id(1) % PARTS
     chunk = tl.program_id(2)
@@ -80,6 +78,8 @@ def _shrink(
             values = tl.load(inputs + column[None, :], mask=mine[:, None] & inside[None, :], other=0.0)
             factors = tl.load(weights + column[:, None], mask=inside[:, None], other=0.0)
             total = tl.dot(values, factors, total, input_precision="ieee")
+        if OVERLAPS:
+            gdc_launch_dependents()  # late: those of many adapters would take the room of programs that work
         place = shrunk + (chunk.to(tl.int64) * rows + row)[:, None] * (PARTS * RANK) + (part * RANK + rank)[None, :]
         tl.store(place, total, mask=mine[:, None])
 
