@@ -64,8 +64,11 @@ def _gains(results: Sequence[Found]) -> str:
     for machine in dict.fromkeys(gain.machine for gain in found):
         rows = [[gain.step, gain.graphs, gain.times, gain.source] for gain in found if gain.machine == machine]
         columns = ["step", "graphs", "eager / graphs", "result"]
-        parts.append(_table({"title": machine, "columns": columns, "rows": rows}))
-    return "<p>How often the time with graphs goes into that of the same step without.</p>" + "".join(parts)
+        parts.append(_table({"title": machine, "columns": columns, "rows": rows}, folded=False))
+    return (
+        "<p>By how much graphs make the same step faster: its time without them over its time with them.</p>"
+        + "".join(parts)
+    )
 
 
 def _contents(results: Sequence[Found]) -> str:
@@ -91,7 +94,8 @@ def _section(index: int, found: Found, images: Sequence[str]) -> str:
     ])  # fmt: skip
 
 
-def _table(table: Mapping[str, Any]) -> str:
+def _table(table: Mapping[str, Any], *, folded: bool = True) -> str:
+    """folded: a long one is unfolded by a click."""
     columns, rows = table["columns"], table["rows"]
     numeric = [all(isinstance(row[place], int | float | None) for row in rows) for place in range(len(columns))]
     classes = [' class="n"' if each else "" for each in numeric]
@@ -104,7 +108,7 @@ def _table(table: Mapping[str, Any]) -> str:
     ]
     caption = f"<caption>{escape(table['title'])}</caption>" if table["title"] else ""
     made = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    if len(rows) > LONG:
+    if folded and len(rows) > LONG:
         made = f"<details><summary>{escape(table['title'] or 'table')}, {len(rows)} rows</summary>{made}</details>"
     meaning = table.get("definitions") or {}
     told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in meaning.items())
