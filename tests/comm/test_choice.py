@@ -79,7 +79,7 @@ def test_push_with_a_row_raises() -> None:
 
 
 def test_one_size_two_algorithms() -> None:
-    """The chapter's: 512 KiB on four ranks is pushed eagerly, and pulled in two shots, without a copy, under capture."""
+    """The chapter's: 512 KiB on four ranks is pushed eagerly, and pulled in two shots under capture."""
     eager, captured = (choose(H200_X4, 512 * 1024, replace(READY, capturing=capturing)) for capturing in (False, True))
     assert (eager.algorithm, eager.source) == (Algorithm.PUSH, Source.PUSHED)
     assert (captured.algorithm, captured.source) == (Algorithm.TWO_SHOT, Source.ROW)

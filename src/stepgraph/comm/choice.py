@@ -46,7 +46,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.algorithm is Algorithm.PUSH and self.source is Source.ROW:
-            raise CommError("push never takes a row of the pointer table: it writes to its peers and reads nothing there")
+            raise CommError("push never takes a row of the pointer table: it writes to its peers")
 
 
 @dataclass(frozen=True)

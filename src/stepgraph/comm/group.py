@@ -65,7 +65,7 @@ class Group:
         self._open = True
 
     @property
-    def name(self) -> str:
+    def name(self) -> Any:
         """What torch knows the data group by."""
         assert self._data is not None
         return self._data.group_name
@@ -159,7 +159,6 @@ def _device(ranks: Ranks, device_type: str) -> torch.device:
     there = torch.cuda.device_count()
     if ranks.local_rank >= there:
         raise CommError(
-            f"rank {ranks.rank} wants GPU {ranks.local_rank} of its node, which has {there}; start fewer ranks, or with "
-            f"--device cpu"
+            f"rank {ranks.rank} wants GPU {ranks.local_rank} of its node, which has {there}; start fewer, or on the CPU"
         )
     return torch.device("cuda", ranks.local_rank)

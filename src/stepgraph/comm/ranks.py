@@ -36,7 +36,7 @@ class Ranks:
             return None
         absent = [name for name in _NAMES if name not in environment]
         if absent:
-            raise CommError(f"ranks: {', '.join(absent)} not set beside RANK or WORLD_SIZE; start with torchrun or --tp")
+            raise CommError(f"ranks: {', '.join(absent)} not set beside RANK or WORLD_SIZE; use torchrun or --tp")
         try:
             rank, world, local_rank, local_world, port = (
                 int(environment[name]) for name in _NAMES if name != "MASTER_ADDR"

@@ -6,6 +6,7 @@ waiting for; one that gives up says why first. Neither is a collective, so a ran
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -88,12 +89,12 @@ class Watch:
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
-            for peer in self._peers:
-                selector.register(peer, selectors.EVENT_READ)
+            for one in self._peers:
+                selector.register(one, selectors.EVENT_READ)
             while not self._closed.is_set():
                 for key, _ in selector.select():
                     peer = key.fileobj
-                    if peer is self._woken or not isinstance(peer, socket.socket):
+                    if not isinstance(peer, socket.socket) or peer is self._woken:
                         return
                     if not self._read(peer):
                         selector.unregister(peer)
@@ -122,7 +123,7 @@ class Watch:
     def _note(self, failure: str, *, tell: bool) -> None:
         """Keep the first failure; what follows from it would only hide it."""
         with self._lock:
-            if self.failure is not None:
+            if self.failure is not None or self._closed.is_set():
                 return
             self.failure = failure
         self._failed.set()
@@ -139,10 +140,8 @@ class Watch:
         with self._lock:
             peers = list(self._peers)
         for peer in peers:
-            try:
+            with contextlib.suppress(OSError):  # it is gone, which its closed connection tells
                 peer.sendall(line)
-            except OSError:
-                pass  # it is gone, which its closed connection tells
 
 
 def _listen(store: Store, world: int) -> dict[socket.socket, int]:

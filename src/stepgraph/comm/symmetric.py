@@ -1,0 +1,224 @@
+"""Our all-reduces on the GPUs of one node (all_reduce.cu), over torch's symmetric memory."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.resources import files
+
+import torch
+
+from stepgraph.comm.choice import Algorithm, Choice, Facts, Source
+from stepgraph.comm.cuda_ipc import CudaIpc
+from stepgraph.comm.errors import CommError
+from stepgraph.comm.group import Group
+from stepgraph.comm.pointer_rows import PointerRows
+from stepgraph.comm.thresholds import Table
+from stepgraph.ops import nvrtc
+from stepgraph.ops.nvrtc import CudaKernel
+from stepgraph.runtime.platforms.capturing import is_capturing
+
+MOST_RANKS = 8  # of the kernels' parameters
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_VECTOR = 16  # bytes
+_ROOM = 16 << 20  # bytes of a push slot and of the staging buffer, at most: SGLang's default
+_ROWS = 1 << 14
+_PULL_BLOCKS, _PULL_THREADS = 64, 512
+_LEAST_THREADS, _MOST_THREADS = 64, 512  # of a push block
+_ALIGN = 256
+
+
+class SymmetricKernels:
+    """Push and pull of one group, its workspace and its pointer table. `Kernels` for `AllReduce`.
+
+    One symmetric allocation a rank holds the flags of the barriers, two sets of push slots and the staging buffer.
+
+    limit_s: seconds that a kernel waits for a rank; NCCL's watchdog does not see what graphs wait for.
+
+    Raises:
+        CommError: the group cannot have them; see `why_no_kernels`.
+    """
+
+    def __init__(self, group: Group, table: Table, *, limit_s: float = 10.0) -> None:
+        reason = why_no_kernels(group)
+        if reason is not None:
+            raise CommError(f"all-reduce kernels: {reason}")
+        self._group, self._world, device = group, group.world, group.device
+        self._limit_ns = int(limit_s * 1e9)
+        self._overlap = torch.cuda.get_device_capability(device) >= (9, 0)
+        self._push_blocks = torch.cuda.get_device_properties(device).multi_processor_count
+        push = min(max(table.captured.push, table.eager.push), _ROOM)
+        stage = min(max(table.eager.two_shot, table.eager.pull), _ROOM)
+        self._slot_bytes, self._stage_bytes = _rounded(push), _rounded(stage)
+        self._slots = _rounded(_PULL_BLOCKS * 2 * self._world * 4)
+        self._stage = self._slots + 2 * self._world * self._slot_bytes
+        self._workspace = _symmetric(self._stage + self._stage_bytes, device)
+        self._peers = _addresses(self._workspace, group)
+        self._turns = torch.zeros(self._push_blocks + _PULL_BLOCKS, dtype=torch.int32, device=device)
+        self._failed = torch.zeros(1, dtype=torch.int32, device=device)
+        self._told = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._told_here = self._told.numpy()
+        self._ipc, self._rows = CudaIpc(), PointerRows(group.rank, _ROWS)
+        self._table = torch.zeros(_ROWS, self._world, dtype=torch.int64, device=device)
+        self._table[0] = torch.tensor([peer + self._stage for peer in self._peers], dtype=torch.int64)
+        torch.cuda.synchronize(device)
+        self.facts = Facts(
+            capturing=False,
+            no_rows=_why_no_rows(group, self._ipc),
+            no_multicast="this package leaves NVLink multicast off",
+            push_bytes=push,
+            stage_bytes=stage,
+        )
+
+    def unfit(self, x: torch.Tensor) -> str | None:
+        if x.dtype not in _KINDS:
+            return f"{x.dtype} is not float32, bfloat16 or float16"
+        if not x.is_contiguous():
+            return "the tensor is not contiguous"
+        if x.numel() * x.element_size() % _VECTOR or x.data_ptr() % _VECTOR:
+            return f"its bytes or its address are no multiple of {_VECTOR}"
+        if x.numel() >= 2**31:
+            return "it has more elements than 31 bits count"
+        return None
+
+    def run(self, choice: Choice, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        if choice.algorithm is Algorithm.MULTICAST:
+            raise CommError(f"all-reduce by multicast: {self.facts.no_multicast}")
+        if residual is not None and (residual.dtype != x.dtype or self.unfit(residual) is not None):
+            return self.run(choice, x, None).add_(residual)
+        if choice.algorithm is Algorithm.PUSH:
+            self._launch("one_shot_push", x, x, residual, row=None)
+            return x
+        nbytes = x.numel() * x.element_size()
+        if choice.source is Source.ROW:
+            row = self._rows.take(x.data_ptr(), nbytes, capturing=is_capturing(x.device))
+            if choice.algorithm is Algorithm.PULL:
+                out = torch.empty_like(x)
+                self._launch("one_shot_pull", x, out, residual, row)
+                return out
+            self._launch("two_shot_pull", x, x, residual, row)
+            return x
+        staged = self._workspace[self._stage : self._stage + nbytes].view(x.dtype).view(x.shape)
+        staged.copy_(x)
+        if choice.algorithm is Algorithm.PULL:
+            self._launch("one_shot_pull", staged, x, residual, row=0)  # peers read the staged copy: x may be written
+            return x
+        self._launch("two_shot_pull", staged, staged, residual, row=0)
+        return x.copy_(staged)
+
+    def exchange(self) -> None:
+        first, rows = self._rows.exchange(self._group.exchange, self._ipc)
+        if rows:
+            self._table[first : first + len(rows)] = torch.tensor(rows, dtype=torch.int64)
+            torch.cuda.synchronize(self._group.device)  # a replay that overlaps the kernel in front must see them too
+
+    def check(self) -> None:
+        if self._told_here[0]:
+            raise CommError(
+                f"rank {self._group.rank}: an all-reduce waited {self._limit_ns / 1e9:.0f} s for rank "
+                f"{self._told_here[0] - 1}, which is gone, late, or runs another step; its result is wrong"
+            )
+
+    def close(self) -> None:
+        """Unmap peers' memory. After the graphs, and while every rank's memory is still there."""
+        torch.cuda.synchronize(self._group.device)
+        self._ipc.close()
+
+    def _launch(
+        self, name: str, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, row: int | None
+    ) -> None:
+        vectors = x.numel() * x.element_size() // _VECTOR
+        if row is None:
+            blocks, turns = self._push_blocks, self._turns.data_ptr()
+            threads = min(max(-(-vectors // blocks // 32) * 32, _LEAST_THREADS), _MOST_THREADS)
+        else:
+            share = vectors if name == "one_shot_pull" else -(-vectors // self._world)
+            blocks, threads = min(max(-(-share // _PULL_THREADS), 1), _PULL_BLOCKS), _PULL_THREADS
+            turns = self._turns.data_ptr() + 4 * self._push_blocks
+        params = _Params(
+            x.data_ptr(), out.data_ptr(), 0 if residual is None else residual.data_ptr(),
+            0 if row is None else self._table.data_ptr() + row * self._world * 8,
+            (ctypes.c_ulonglong * MOST_RANKS)(*self._peers),
+            turns, self._failed.data_ptr(), self._told.data_ptr(),
+            0, self._slots, self._slot_bytes, self._limit_ns, vectors, self._group.rank,
+        )  # fmt: skip
+        kernel = _kernel(name, self._world, _KINDS[x.dtype], self._overlap, x.device)
+        kernel.launch((blocks, 1, 1), threads, params, overlap=self._overlap)
+
+
+def why_no_kernels(group: Group) -> str | None:
+    """Why a group sums through its library only: the same answer on every rank. None: it need not."""
+    reasons = [reason for reason in group.exchange(_why_not_here(group)) if reason is not None]
+    return reasons[0] if reasons else None
+
+
+def _why_not_here(group: Group) -> str | None:
+    if group.device.type != "cuda":
+        return "the group is on CPUs"
+    if group.ranks.spans_nodes:
+        return "the group spans nodes, and peers' memory is read within one"
+    if not 2 <= group.world <= MOST_RANKS:
+        return f"{group.world} ranks; the kernels are for 2 to {MOST_RANKS}"
+    if not nvrtc.available():
+        return "cuda-bindings is not installed"
+    here = group.device.index
+    far = [i for i in range(group.world) if i != here and not torch.cuda.can_device_access_peer(here, i)]
+    return f"GPU {here} cannot read the memory of GPU {far[0]}" if far else None
+
+
+def _why_no_rows(group: Group, ipc: CudaIpc) -> str | None:
+    """Why addresses of captured inputs cannot be exchanged: tried once, on all ranks alike."""
+    probe = torch.zeros(_ALIGN, dtype=torch.uint8, device=group.device)
+    reason, handle = None, b""
+    try:
+        handle, _ = ipc.export(probe.data_ptr())
+    except CommError as error:
+        reason = str(error)
+    everyone = group.exchange((reason, handle))
+    reasons = [why for why, _ in everyone if why is not None]
+    if not reasons:
+        try:
+            for rank, (_, theirs) in enumerate(everyone):
+                if rank != group.rank:
+                    ipc.open(theirs)
+        except CommError as error:
+            reason = str(error)
+        reasons = [why for why in group.exchange(reason) if why is not None]
+    return f"the allocator's memory cannot be shared ({reasons[0]})" if reasons else None
+
+
+def _symmetric(nbytes: int, device: torch.device) -> torch.Tensor:
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    return symmetric_memory.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def _addresses(workspace: torch.Tensor, group: Group) -> list[int]:
+    """Of every rank's workspace, zeroed everywhere: a slot of zeros is an empty one."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    handle = symmetric_memory.rendezvous(workspace, group.name)
+    workspace.zero_()
+    torch.cuda.synchronize(group.device)
+    group.exchange(None)  # nobody writes before all have zeroed
+    return list(handle.buffer_ptrs)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+class _Params(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("input", "output", "residual", "row")),
+        ("workspace", ctypes.c_ulonglong * MOST_RANKS),
+        *((name, ctypes.c_void_p) for name in ("turns", "failed", "told")),
+        *((name, ctypes.c_ulonglong) for name in ("signals", "slots", "slot_bytes", "limit_ns")),
+        *((name, ctypes.c_uint) for name in ("vectors", "rank")),
+    ]
+
+
+@cache
+def _kernel(name: str, world: int, kind: int, overlap: bool, device: torch.device) -> CudaKernel:
+    source = files("stepgraph.comm").joinpath("all_reduce.cu").read_text(encoding="utf-8")
+    return CudaKernel(source, name, {"WORLD": world, "KIND": kind, "OVERLAP": overlap})
