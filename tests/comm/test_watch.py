@@ -60,6 +60,7 @@ def test_a_rank_that_gives_up_is_known_to_all(watches: list[Watch], ended: Ended
 
 @pytest.mark.parametrize("dead", [0, 2])
 def test_a_rank_that_dies_is_named(watches: list[Watch], dead: int) -> None:
+    watches[dead]._closed.set()  # it notes nothing any more
     for peer in list(watches[dead]._peers):
         peer.shutdown(2)  # what the system does with the connections of a killed process
     others = [watch for rank, watch in enumerate(watches) if rank != dead]

@@ -15,6 +15,10 @@ from stepgraph.runtime.errors import ConfigError
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """(q [rows, heads, head_dim], one layer of the cache, out like q): writes the attention output into `out`."""
 
+Reduce = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(x, residual): the sum of x over the ranks of a tensor-parallel group, plus residual. x is consumed: the result may
+lie in its memory or in a new tensor."""
+
 
 @dataclass(frozen=True)
 class LayerWeights:
@@ -40,7 +44,9 @@ class LayerWeights:
 class DecoderShape:
     """What all layers share.
 
+    num_heads, num_kv_heads: of this rank, where several compute a model.
     cos, sin: [positions, head_dim] in the model's dtype, from `rotary_tables`: the first half of `sin` is negated.
+    reduce: of such ranks: what sums the output and down projections, of which each rank has a part; None: one rank.
     """
 
     num_heads: int
@@ -49,6 +55,7 @@ class DecoderShape:
     norm_eps: float
     cos: torch.Tensor
     sin: torch.Tensor
+    reduce: Reduce | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +113,16 @@ class OperationSet(Protocol):
 
 
 _DEVICE_TYPES = {"unfused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+_SUM_OVER_RANKS = ("unfused", "reference")
 
 
-def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False) -> str:
+def choose_operations(
+    name: str | None, device: torch.device | str, *, compiled: bool = False, ranks: int = 1
+) -> str:
     """The set that runs on a device: `name`, or the preferred one for None.
 
     compiled: whether torch's compiler is to see what it does; it sees no kernels that are launched past torch.
+    ranks: that compute a model together; the set must sum over them.
 
     Raises:
         ConfigError: an unknown name, a set that does not run there, or one whose packages are missing.
@@ -124,6 +135,10 @@ def choose_operations(name: str | None, device: torch.device | str, *, compiled:
         if name == "unfused":
             raise ConfigError("operations: torch's compiler does not see the kernels of 'unfused'; use reference")
         here = [known for known in here if known != "unfused"]
+    if ranks > 1:
+        if name in _DEVICE_TYPES and name not in _SUM_OVER_RANKS:
+            raise ConfigError(f"operations: '{name}' does not sum over ranks; use {' or '.join(_SUM_OVER_RANKS)}")
+        here = [known for known in here if known in _SUM_OVER_RANKS]
     usable = f"available on {kind}: {', '.join(here) or 'none'}"
     if name is None:
         if not here:
