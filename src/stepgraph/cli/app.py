@@ -105,6 +105,12 @@ def run_command(
     lazy: Annotated[
         bool, typer.Option("--lazy", help="Serve once the largest graphs are there; capture the others in gaps.")
     ] = False,
+    tp: Annotated[
+        int | None, typer.Option(help="Ranks, one a GPU, that compute the model together; started here.")
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="A folder with tables of `tune allreduce`, for several ranks.")
+    ] = None,
     chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
 ) -> None:
@@ -112,36 +118,39 @@ def run_command(
     with one_line_errors():
         from stepgraph.cli.run import RunOptions, run
 
-        run(
-            RunOptions(
-                prompts=tuple(prompts or ()),
-                file=file,
-                model=model,
-                graphs=graphs.value,
-                compile=compile.value,
-                ladder=ladder,
-                device=None if device is None else device.value,
-                attention=attention,
-                operations=operations,
-                dtype=dtype.value,
-                adapter=adapter,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                seed=seed,
-                max_num_seqs=max_num_seqs,
-                memory_fraction=memory_fraction,
-                kv_bytes=kv_bytes,
-                lazy=lazy,
-                chat=chat,
-                as_json=as_json,
-            )
+        options = RunOptions(
+            prompts=tuple(prompts or ()),
+            file=file,
+            model=model,
+            graphs=graphs.value,
+            compile=compile.value,
+            ladder=ladder,
+            device=None if device is None else device.value,
+            attention=attention,
+            operations=operations,
+            dtype=dtype.value,
+            adapter=adapter,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            max_num_seqs=max_num_seqs,
+            memory_fraction=memory_fraction,
+            kv_bytes=kv_bytes,
+            lazy=lazy,
+            tp=tp,
+            tables=tables,
+            chat=chat,
+            as_json=as_json,
         )
+        code = run(options)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command("env")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepgraph.engine import LLM, TextDelta
     from stepgraph.engine.graphs import Graphs
+    from stepgraph.engine.parallel import TensorParallel
 
 MOST_SEQS = 256
 """Requests decoded at once where the user names no number and gives more prompts."""
@@ -60,31 +61,63 @@ class RunOptions:
     memory_fraction: float | None = None
     kv_bytes: int | None = None
     lazy: bool = False
+    tp: int | None = None
+    tables: Path | None = None
     chat: bool = True
     as_json: bool = False
+
+    @property
+    def candidates(self) -> int:
+        """Tokens that each of several ranks offers: as many as the filters asked for need."""
+        from stepgraph.engine.parallel.tensor_parallel import CANDIDATES
+
+        asked = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+        return max(CANDIDATES, self.top_k) if asked else 0
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams among them."""
         return {name: getattr(self, name) for name in _SAMPLING}
 
 
-def run(options: RunOptions) -> None:
-    """Decode and print. Raises StepgraphError where an option, a prompt or the model cannot work."""
+def run(options: RunOptions) -> int:
+    """Decode and print; with several ranks rank 0 prints. Returns the exit code: of a rank that failed, or 0.
+
+    Raises:
+        StepgraphError: an option, a prompt or the model cannot work.
+    """
+    from stepgraph.cli.ranks import joined, launch, must_launch
+    from stepgraph.runtime.errors import ConfigError
+
+    if options.tp is not None and options.tp < 1:
+        raise ConfigError(f"--tp is {options.tp}; at least one rank must compute")
+    if options.tp is not None and must_launch(options):
+        return launch(options.tp)
+    with joined(options) as parallel:
+        _run(options, parallel)
+    return 0
+
+
+def _run(options: RunOptions, parallel: TensorParallel | None) -> None:
     from stepgraph.cli.console import print_memory, print_run
     from stepgraph.cli.run_report import make_report
     from stepgraph.engine import SamplingParams
 
-    prompts = gather_prompts(options)
+    speaks = parallel is None or parallel.group.rank == 0
+    prompts = gather_prompts(options) if speaks else []
+    if parallel is not None:
+        prompts = parallel.share(prompts)
     params = SamplingParams(**options.sampling())
-    llm = start(options, len(prompts))
-    if not options.as_json:
+    llm = start(options, len(prompts), parallel)
+    if speaks and not options.as_json:
         print_memory(llm.memory.as_dict(), llm.core.kv_memory.num_blocks)
-    printer = _Printer(prompts, quiet=options.as_json)
+    printer = _Printer(prompts, quiet=options.as_json or not speaks)
     requests = [_in_chat(llm, prompt) for prompt in prompts] if options.chat else prompts
     started = time.perf_counter()
     outputs = llm.generate(requests, params, adapter=_adapter_name(options), stream=printer)
     stopped = time.perf_counter()
     printer.end()
+    if not speaks:
+        return
     report = make_report(options, llm, prompts, outputs, started, printer.first_at or stopped, stopped)
     if options.as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -120,7 +153,7 @@ def gather_prompts(options: RunOptions) -> list[str]:
     return prompts
 
 
-def start(options: RunOptions, num_prompts: int) -> LLM:
+def start(options: RunOptions, num_prompts: int, parallel: TensorParallel | None = None) -> LLM:
     """Load the model with its adapter and capture its graphs, for as many requests at once as there are prompts."""
     from stepgraph.cli.console import ProgressBar
     from stepgraph.engine import LLM, LoraConfig
@@ -132,10 +165,11 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
     if options.adapter is not None:  # every row has it: no graph is for batches without
         lora = LoraConfig(slots=1, max_rank=read_adapter_config(options.adapter).rank, cases=(1,))
     rows = min(num_prompts, MOST_SEQS) if options.max_num_seqs is None else options.max_num_seqs
-    with ProgressBar(quiet=options.as_json) as progress:
+    quiet = options.as_json or (parallel is not None and parallel.group.rank > 0)
+    with ProgressBar(quiet=quiet) as progress:
         llm = LLM(
             options.model if options.model is not None else demo_model_path(),
-            device=options.device,
+            device=options.device if parallel is None else str(parallel.group.device),
             dtype=options.dtype,
             graphs=options.graphs,
             compile=options.compile,
@@ -147,6 +181,7 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             attention=options.attention,
             operations=options.operations,
             lora=lora,
+            parallel=parallel,
             progress=progress,
         )
     if options.adapter is not None:

@@ -16,8 +16,6 @@ from stepgraph.comm.thresholds import Table
 from stepgraph.runtime.platforms.capturing import is_capturing
 from stepgraph.runtime.platforms.tape import opaque
 
-LIBRARY_ONLY = Facts(capturing=False, no_kernels="a CPU group sums through its library")
-
 
 class Kernels(Protocol):
     """Our own algorithms on one device; see `comm.symmetric`."""
@@ -45,15 +43,17 @@ class AllReduce:
 
     The choice is made when the operation is launched: of a captured one at the capture, for all replays. `log` has it.
 
-    kernels: of the device; None: only the library. table: their thresholds.
+    kernels: of the device; None: only the library, and `why_library` says why. table: their thresholds.
     """
 
-    def __init__(self, group: Group, kernels: Kernels | None = None, table: Table | None = None) -> None:
+    def __init__(
+        self, group: Group, kernels: Kernels | None = None, table: Table | None = None, why_library: str = ""
+    ) -> None:
         if (kernels is None) != (table is None):
             raise CommError("all-reduce: kernels and their table of thresholds come together")
         self.log = CollectiveLog()
         self.in_flight = OneInFlight(group.device)
-        self._group, self._kernels, self._table = group, kernels, table
+        self._group, self._kernels, self._table, self._why_library = group, kernels, table, why_library
         self._library = opaque(group.all_reduce_)
 
     def __call__(
@@ -89,7 +89,7 @@ class AllReduce:
     def choose(self, x: torch.Tensor, *, capturing: bool) -> Choice:
         """What would sum x now."""
         if self._kernels is None or self._table is None:
-            return Choice(Algorithm.LIBRARY, Source.OWN, LIBRARY_ONLY.no_kernels or "")
+            return Choice(Algorithm.LIBRARY, Source.OWN, self._why_library)
         facts = replace(self._kernels.facts, capturing=capturing)
         unfit = self._kernels.unfit(x)
         if facts.no_kernels is None and unfit is not None:
@@ -115,13 +115,15 @@ class AllReduce:
             self._kernels.check()
 
     def close(self) -> None:
+        """Let go of peers' memory: before anyone gives graphs back, whose memory it is, and after their last replay."""
         if self._kernels is not None:
             self._kernels.close()
+        self._group.exchange(None)
 
     def _require(self, choice: Choice, x: torch.Tensor, capturing: bool) -> Choice:
         if choice.algorithm is Algorithm.LIBRARY:
             return choice
-        reason = "a CPU group has no kernels" if self._kernels is None else self._kernels.unfit(x)
+        reason = self._why_library if self._kernels is None else self._kernels.unfit(x)
         if self._kernels is not None:
             facts, nbytes = self._kernels.facts, x.numel() * x.element_size()
             room = {Source.PUSHED: facts.push_bytes, Source.STAGED: facts.stage_bytes}.get(choice.source, nbytes)

@@ -118,7 +118,10 @@ class Group:
         self._watch.fail(why)
 
     def before_close(self, release: Callable[[], None]) -> None:
-        """Call this before the process group goes: what holds captured collectives must be gone by then."""
+        """Call this before the process group goes: what holds captured collectives must be gone by then.
+
+        Not where a rank has failed: its memory is gone, and this process ends too.
+        """
         self._before_close.append(release)
 
     def close(self) -> None:
@@ -126,8 +129,10 @@ class Group:
         if not self._open:
             return
         self._open = False
-        while self._before_close:
+        while self._before_close and self._watch.failure is None:
             self._before_close.pop()()
+        if self._watch.failure is None:
+            self.exchange(None)  # rank 0 may hold the store that the others still need
         self._watch.close()
         if self._watch.failure is None:
             dist.destroy_process_group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from stepgraph.engine.kv_memory import KVMemory, resize
 from stepgraph.engine.lora import LoraSlots
 from stepgraph.engine.lora.rows import adapter_inputs
 from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
@@ -52,6 +53,7 @@ class EngineCore:
         vocabulary.
     lora: the adapters that requests may have; `graphs.lora_cases` says for how many at a time steps are captured.
     strict: refuse a configuration that would be downgraded.
+    parallel: this rank's part, where several compute the model; the model and the sampler are then the rank's.
 
     Raises:
         ConfigError: graphs that the attention backend or the engine cannot run, or a cache that does not fit.
@@ -72,6 +74,7 @@ class EngineCore:
         penalties: bool = True,
         lora: LoraSlots | None = None,
         strict: bool = False,
+        parallel: TensorParallel | None = None,
     ) -> None:
         if lora is not None:
             lora.config.require_cases(graphs.lora_cases)
@@ -80,7 +83,13 @@ class EngineCore:
                 f"graphs: the engine decodes one token a step without adapters; query lengths "
                 f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
-        choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF)
+        ranks = 1 if parallel is None else parallel.group.world
+        choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF, ranks=ranks)
+        if parallel is not None:
+            if lora is not None:
+                raise ConfigError("adapters: they are whole, and of several ranks each has a part of the model")
+            graphs = parallel.graphs(graphs)
+        self.parallel = parallel
         self.model, self.attention = model, attention
         self.penalties, self.lora = penalties, lora
         self.max_model_len = max_model_len
@@ -102,7 +111,9 @@ class EngineCore:
             device=model.device,
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab, adapters=lora is not None),
         )
-        step = DecoderStep(model, attention, self.kv_memory.cache, sampler, lora)
+        step: Callable[..., Any] = DecoderStep(model, attention, self.kv_memory.cache, sampler, lora)
+        if parallel is not None:
+            step = parallel.guarded(step)
         self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
         self.runner = GraphRunner(step, self.buffers, self.resolution.config, state=self._verified())
         self.runner.watch(vars(model), "model")
@@ -139,7 +150,17 @@ class EngineCore:
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         self.kv_bytes_at_capture = self.kv_memory.nbytes
-        return self.runner.capture(progress)
+        if self.parallel is None:
+            return self.runner.capture(progress)
+        self.parallel.group.before_close(self._release)
+        with self.parallel.capturing(lambda: self.runner.capture_report):
+            return self.runner.capture(progress)
+
+    def _release(self) -> None:
+        """Of several ranks: the graphs, before their process group."""
+        assert self.parallel is not None
+        self.parallel.all_reduce.close()
+        self.runner.release()
 
     @torch.inference_mode()
     def capture_pending(self, seconds: float | None = None) -> CaptureReport:
@@ -203,7 +224,12 @@ class EngineCore:
             self.capture_pending(seconds=0)
             return []
         inputs = self._stage(rows, grown, chunks)
+        if self.parallel is not None and inputs:
+            batch = [request.id for request in rows], [(c.request.id, c.start, c.stop) for c in chunks]
+            self.parallel.agree_on_step(batch)
         tokens = self._run(rows, chunks, inputs)
+        if self.parallel is not None:
+            self.parallel.check()
         self._in_doubt = False
         for request, token in zip(rows, tokens, strict=False):
             request.computed += 1

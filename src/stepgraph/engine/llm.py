@@ -23,6 +23,7 @@ from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_case
 from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_adapter
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
+from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import most_tokens
@@ -84,6 +85,8 @@ class LLM:
     strict: refuse graphs that would have to be changed.
     lazy: serve once the largest graph of each kind is there, and record one more whenever nothing is left to do, what
         most steps wanted first.
+    parallel: this rank's part in an engine of several processes, each of which makes an LLM with the same arguments
+        and calls the same methods; prompts and parameters are rank 0's. See docs/tensor_parallel.md.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
 
@@ -113,6 +116,7 @@ class LLM:
         lora: LoraConfig | None = None,
         strict: bool = False,
         lazy: bool = False,
+        parallel: TensorParallel | None = None,
         progress: Progress | None = None,
     ) -> None:
         platform = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -127,7 +131,8 @@ class LLM:
         )
         config = with_cases(config, lora)
         compiled = config.compile is not Compile.OFF
-        operations = choose_operations(operations, target, compiled=compiled)  # before the weights, which take a while
+        ranks = 1 if parallel is None else parallel.group.world
+        operations = choose_operations(operations, target, compiled=compiled, ranks=ranks)  # before the weights
         choose_token = get_sampler(sampler)
         started = time.perf_counter()
         rows = largest_batch(config, max_num_seqs)
@@ -144,37 +149,56 @@ class LLM:
         )
 
         def check(model_config: ModelConfig, weights_dtype: torch.dtype) -> None:
-            plan.require_fit(model_config, weights_dtype, model_len(model_config, max_model_len))
+            local = model_config if parallel is None else parallel.shard(model_config).local
+            plan.require_fit(local, weights_dtype, model_len(model_config, max_model_len))
 
-        checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, check=check, progress=progress)
+        checkpoint = load_checkpoint(
+            model,
+            dtype=_dtype(dtype, target),
+            device=target,
+            check=check,
+            progress=progress,
+            cut_for=None if parallel is None else lambda config: parallel.shard(config).cut,
+        )
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         max_len = model_len(self.config, max_model_len)
-        decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
+        if parallel is None:
+            local = self.config
+            decoder = DecoderModel(local, checkpoint.weights, max_len, operations)
+        else:
+            shard, choose_token = parallel.shard(self.config), parallel.sampler(self.config)
+            local, reduce = shard.local, parallel.all_reduce
+            decoder = DecoderModel(local, checkpoint.weights, max_len, operations, reduce=reduce, vocab=shard.vocab)
         plan.took("weights")
         slots = None
         if lora is not None:
             slots = LoraSlots(self.config, lora, decoder.dtype, target)
             plan.took("adapters")
-        backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
+        backend = get_backend(attention, target, attention_shape(local), max_rows=rows, max_len=max_len)
         plan.took("attention workspaces")
         self.load_seconds = time.perf_counter() - started
+        num_blocks = plan.num_blocks(local, decoder.dtype, max_len, config)
         self.core = EngineCore(
             decoder,
             backend,
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_len,
-            num_blocks=plan.num_blocks(self.config, decoder.dtype, max_len, config),
+            num_blocks=num_blocks if parallel is None else parallel.least(num_blocks),
             memory=plan.virtual,
             chunk_tokens=chunk_tokens,
             sampler=choose_token,
             penalties=penalties,
             lora=slots,
             strict=strict,
+            parallel=parallel,
         )
         plan.took("step buffers")
         self.core.capture(progress)
         self.memory: MemoryTable = plan.settle(self.core)
+        if parallel is not None and self.core.kv_memory.resizable:
+            self.core.resize_kv(parallel.least(self.core.kv_memory.num_blocks))
+        self._parallel = parallel
         self._next_id = 0
         self._running: dict[int, TrackedRequest] = {}
 
@@ -332,10 +356,15 @@ class LLM:
         adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
         if len(adapters) != len(listed):
             raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
+        seeds = [secrets.randbits(63) if one.seed is None else one.seed for one in each]
+        if self._parallel is not None:
+            listed, each, adapters, seeds = self._parallel.share((listed, each, adapters, seeds))
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        return [self._track(index, *one) for index, one in enumerate(zip(listed, each, adapters, strict=True))]
+        return [self._track(index, *one) for index, one in enumerate(zip(listed, each, adapters, seeds, strict=True))]
 
-    def _track(self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None) -> TrackedRequest:
+    def _track(
+        self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, seed: int
+    ) -> TrackedRequest:
         self._require_adapter(adapter)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
@@ -355,7 +384,8 @@ class LLM:
             raise RequestError(f"prompt {index} asks for a penalty, and penalties are off; use LLM(penalties=True)")
         max_tokens = min(params.max_tokens, max_len - len(ids))
         self._require_room(index, len(ids) + max_tokens)
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        if self._parallel is not None:
+            self._parallel.require(params)
         request = Request(self._next_id, ids, params, seed, max_tokens, adapter)
         self._next_id += 1
         ends = () if params.ignore_eos else self.tokenizer.eos_token_ids

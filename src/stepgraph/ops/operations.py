@@ -116,9 +116,7 @@ _DEVICE_TYPES = {"unfused": ("cuda",), "reference": ("cuda", "cpu")}  # the pref
 _SUM_OVER_RANKS = ("unfused", "reference")
 
 
-def choose_operations(
-    name: str | None, device: torch.device | str, *, compiled: bool = False, ranks: int = 1
-) -> str:
+def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False, ranks: int = 1) -> str:
     """The set that runs on a device: `name`, or the preferred one for None.
 
     compiled: whether torch's compiler is to see what it does; it sees no kernels that are launched past torch.

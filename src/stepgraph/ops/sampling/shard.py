@@ -1,11 +1,11 @@
 """Sampling over ranks that each have a part of the vocabulary: each offers candidates, and all choose the same one.
 
-Noise depends on seed, position and token alone, so the best of a part's noisy logits can be found there, and the best of
-those is the token. Rows that filter need more: the part's `count` largest logits, and how much weight the part has.
+Noise depends on seed, position and token alone, so the best of a part's noisy logits can be found there, and the best
+of those is the token. Rows that filter need more: the part's `count` largest logits, and how much weight the part has.
 What min-p, top-k and top-p keep is exact where it lies among those; a wider nucleus ends with them.
 
-An offer, int32 [rows, width]: the best value (as its bits) and its token; with `count` > 0 also the largest logit and the
-sum of exp(logit - largest), both as bits, then `count` values as bits, largest first, and their tokens. Logits are
+An offer, int32 [rows, width]: the best value (as its bits) and its token; with `count` > 0 also the largest logit and
+the sum of exp(logit - largest), both as bits, then `count` values as bits, largest first, and their tokens. Logits are
 penalised and scaled. What is missing is -inf.
 """
 

@@ -1,0 +1,35 @@
+"""Small tensors of all ranks, side by side on each."""
+
+from __future__ import annotations
+
+import torch
+
+from stepgraph.comm.all_reduce import AllReduce
+from stepgraph.comm.choice import Algorithm, Choice, Source
+from stepgraph.comm.group import Group
+from stepgraph.comm.record import Collective
+from stepgraph.runtime.platforms.capturing import is_capturing
+from stepgraph.runtime.platforms.tape import opaque
+
+_CHOICE = Choice(Algorithm.LIBRARY, Source.OWN, "a gather of a few numbers a row")
+
+
+class Gather:
+    """Gathers through the group's library. Of one communicator with the group's all-reduces."""
+
+    def __init__(self, group: Group, all_reduce: AllReduce) -> None:
+        self._group, self._log, self._in_flight = group, all_reduce.log, all_reduce.in_flight
+        self._into = opaque(group.gather_into)
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """tensor: contiguous. Returns [world, *tensor.shape], in the order of the ranks."""
+        capturing = is_capturing(self._group.device)
+        if capturing:
+            self._log.add(Collective("gather", tensor.numel() * tensor.element_size(), _CHOICE))
+        out = torch.empty((self._group.world, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        self._in_flight.enter(capturing=capturing)
+        try:
+            self._into(out, tensor)
+        finally:
+            self._in_flight.leave(capturing=capturing)
+        return out
