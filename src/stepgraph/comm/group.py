@@ -20,6 +20,8 @@ _TIMEOUT = timedelta(minutes=10)  # of agreement between ranks that are alive: l
 # (SGLang sets the last one too). What the user has set stays.
 _LIBRARIES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
+
 
 class Group:
     """The ranks that compute one model together, one process a GPU. One a process.
@@ -78,7 +80,7 @@ class Group:
     def gather_into(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
         """The ranks' tensors one behind the other. out: [world, *tensor.shape], contiguous."""
         with self._naming("gather"):
-            dist.all_gather_into_tensor(out.view(-1), tensor.view(-1), group=self._data)
+            _all_gather(out.view(-1), tensor.view(-1), group=self._data)
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of ranks. On the CPU, whatever the device does; pickled, so for few bytes.
