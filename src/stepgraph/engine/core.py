@@ -153,7 +153,7 @@ class EngineCore:
         if self.parallel is None:
             return self.runner.capture(progress)
         self.parallel.group.before_close(self._release)
-        with self.parallel.capturing(lambda: self.runner.capture_report):
+        with self.parallel.capturing(self.runner):
             return self.runner.capture(progress)
 
     def _release(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from stepgraph.engine.config import ModelConfig
 from stepgraph.runtime.errors import ConfigError
 
-_UNIT = 64  # of the inner size and the vocabulary, where it divides them: kernels like multiples
+_UNIT = 64  # of the inner size and the vocabulary: kernels like multiples
 _NAME = re.compile(r"model\.layers\.\d+\.(?:self_attn|mlp)\.(\w+)\.(weight|bias)|(lm_head)\.weight")
 
 
@@ -108,7 +108,8 @@ class Shard:
 
 
 def _part(total: int, rank: int, world: int, unit: int = 1) -> range:
-    unit = math.gcd(total, unit)
+    """A rank's part: equal ones where the ranks divide the total, otherwise in units where there are enough of them."""
+    unit = 1 if total % world == 0 else math.gcd(total, unit)
     if total // unit < world:
         unit = 1
     pieces = total // unit

@@ -25,11 +25,12 @@ from stepgraph.engine.parallel.sampler import ShardedSampler
 from stepgraph.engine.parallel.shard import Shard
 from stepgraph.engine.params import SamplingParams
 from stepgraph.runtime.batch import BatchDescriptor
-from stepgraph.runtime.capture import CaptureReport
 from stepgraph.runtime.config import Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.platforms.capturing import is_capturing
+from stepgraph.runtime.runner import GraphRunner
 
 CANDIDATES = 64
 
@@ -114,18 +115,21 @@ class TensorParallel:
         return run
 
     @contextmanager
-    def capturing(self, report: Callable[[], CaptureReport]) -> Iterator[None]:
-        """Around the capture of all graphs: a rank that fails is known to all, and afterwards all have the same.
+    def capturing(self, runner: GraphRunner) -> Iterator[None]:
+        """Around the capture of all graphs: before it all want the same, and after it all have the same. A rank that
+        fails is known to all.
 
         Raises:
             CommError: on all ranks.
         """
         try:
+            buffers = runner.buffers
+            keys = capture_keys(runner.config, max_requests=buffers.max_requests, max_tokens=buffers.max_tokens)
+            self.group.agree("what to capture", [f"{describe(key)} {mode}" for key, mode in keys.items()])
             yield
-            dropped = {describe(key): why for key, why in report().dropped.items()}
+            dropped = {describe(key): why for key, why in runner.capture_report.dropped.items()}
             if dropped:
                 raise CommError(f"rank {self.group.rank} could not capture {dropped}")
-            self.group.agree("the sizes that were captured", [describe(key) for key in report().graphs])
             self.all_reduce.exchange()
         except BaseException as error:
             self.group.fail(str(error) or type(error).__name__)
