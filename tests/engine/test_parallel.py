@@ -43,7 +43,11 @@ def checkpoint(folder: Path, family: str) -> Path:
 
 
 def make_llm(folder: Path, graphs: str, **options: Any) -> LLM:
-    chosen = {"max_num_seqs": 4, "chunk_tokens": 16, "ladder": None if graphs == "disabled" else Ladder.explicit([2, 4])}
+    chosen = {
+        "max_num_seqs": 4,
+        "chunk_tokens": 16,
+        "ladder": None if graphs == "disabled" else Ladder.explicit([2, 4]),
+    }
     return LLM(folder, device="cpu", graphs=graphs, kv_blocks=64, **(chosen | options))
 
 
@@ -167,8 +171,6 @@ def test_a_rank_killed_while_decoding_ends_the_other(tmp_path: Path, small: Path
     first, second = ended(tmp_path, is_killed, small)
     assert second.code == -signal.SIGKILL
     assert first.error is not None and "rank 1 died" in first.error
-
-
 
 
 def test_what_ranks_cannot_have() -> None:

@@ -51,7 +51,11 @@ def test_an_8b_model_is_dealt_out_evenly(world: int) -> None:
     config = SHAPES["llama-3-8b"]
     for rank in range(world):
         local = Shard(config, rank, world).local
-        assert (local.num_heads, local.num_kv_heads, local.intermediate_size) == (32 // world, 8 // world, 14336 // world)
+        assert (local.num_heads, local.num_kv_heads, local.intermediate_size) == (
+            32 // world,
+            8 // world,
+            14336 // world,
+        )
         assert len(Shard(config, rank, world).vocab) == 128256 // world
 
 
@@ -65,7 +69,9 @@ def test_three_kv_heads_on_two_ranks() -> None:
 
 @pytest.mark.parametrize(("kv_heads", "world"), [(2, 3), (3, 4), (4, 8)])
 def test_heads_that_cannot_be_dealt_out(kv_heads: int, world: int) -> None:
-    with pytest.raises(ConfigError, match=f"{world} ranks for .* heads and {kv_heads} KV heads: use at most {kv_heads}"):
+    with pytest.raises(
+        ConfigError, match=f"{world} ranks for .* heads and {kv_heads} KV heads: use at most {kv_heads}"
+    ):
         Shard(replace(CONFIG, num_heads=kv_heads, num_kv_heads=kv_heads), 0, world)
 
 

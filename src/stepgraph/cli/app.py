@@ -21,6 +21,7 @@ from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 from stepgraph.cli.sweep import sweep_command
 from stepgraph.cli.trace import trace_command
+from stepgraph.cli.tune import tune_app
 
 app = typer.Typer(
     name="stepgraph",
@@ -200,6 +201,7 @@ def verify_command(
 
 app.command("memory")(memory_command)
 app.add_typer(plan_app, name="plan")
+app.add_typer(tune_app, name="tune")
 app.command("launch")(launch_command)
 app.command("census")(census_command)
 app.command("account")(account_command)

@@ -72,7 +72,7 @@ class AllReduce:
         """
         capturing = is_capturing(self._group.device)
         nbytes = x.numel() * x.element_size()
-        choice = self.choose(x, capturing=capturing) if choice is None else self._require(choice, x, capturing)
+        choice = self.require(choice, x, capturing=capturing) if choice else self.choose(x, capturing=capturing)
         if capturing:
             self.log.add(Collective("all_reduce", nbytes, choice))
         if not nbytes:
@@ -120,7 +120,8 @@ class AllReduce:
             self._kernels.close()
         self._group.exchange(None)
 
-    def _require(self, choice: Choice, x: torch.Tensor, capturing: bool) -> Choice:
+    def require(self, choice: Choice, x: torch.Tensor, *, capturing: bool) -> Choice:
+        """The choice, where x can have it. Raises CommError: says why it cannot."""
         if choice.algorithm is Algorithm.LIBRARY:
             return choice
         reason = self._why_library if self._kernels is None else self._kernels.unfit(x)
