@@ -69,9 +69,7 @@ def test_three_kv_heads_on_two_ranks() -> None:
 
 @pytest.mark.parametrize(("kv_heads", "world"), [(2, 3), (3, 4), (4, 8)])
 def test_heads_that_cannot_be_dealt_out(kv_heads: int, world: int) -> None:
-    with pytest.raises(
-        ConfigError, match=f"{world} ranks for .* heads and {kv_heads} KV heads: use at most {kv_heads}"
-    ):
+    with pytest.raises(ConfigError, match=f"{world} ranks for .* and {kv_heads} KV heads: use at most {kv_heads}"):
         Shard(replace(CONFIG, num_heads=kv_heads, num_kv_heads=kv_heads), 0, world)
 
 

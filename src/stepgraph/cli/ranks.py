@@ -1,4 +1,4 @@
-"""`run` on several ranks: started here with --tp, or by torchrun."""
+"""Commands on several ranks: started here with --tp, or by torchrun."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepgraph.cli.run import RunOptions
-    from stepgraph.engine.parallel import TensorParallel
+    from stepgraph.comm.group import Group
 
 _GRACE_S = 10.0  # for ranks to end by themselves once one has failed
 
 
 @contextmanager
-def joined(options: RunOptions) -> Iterator[TensorParallel | None]:
-    """This process among the ranks that a launcher has started; None where it runs alone.
+def joined(tp: int | None, device: str | None) -> Iterator[Group | None]:
+    """This process's group, where a launcher has started it as a rank; None where it runs alone.
 
     Raises:
         ConfigError: another number of ranks than --tp says. CommError: the ranks do not come together.
@@ -29,24 +28,29 @@ def joined(options: RunOptions) -> Iterator[TensorParallel | None]:
         return
     import torch
 
-    from stepgraph.comm.communicator import make_all_reduce
     from stepgraph.comm.group import Group
     from stepgraph.comm.ranks import Ranks
-    from stepgraph.engine.parallel import TensorParallel
     from stepgraph.runtime.errors import ConfigError
 
     ranks = Ranks.of(os.environ)
     assert ranks is not None
-    if options.tp not in (None, ranks.world):
-        raise ConfigError(f"--tp is {options.tp}, and the launcher has started {ranks.world} ranks; leave --tp out")
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with Group(ranks, device) as group:
-        yield TensorParallel(group, make_all_reduce(group, tables=options.tables), candidates=options.candidates)
+    if tp not in (None, ranks.world):
+        raise ConfigError(f"--tp is {tp}, and the launcher has started {ranks.world} ranks; leave --tp out")
+    with Group(ranks, device or ("cuda" if torch.cuda.is_available() else "cpu")) as group:
+        yield group
 
 
-def must_launch(options: RunOptions) -> bool:
-    """Whether this process is to start the ranks rather than be one."""
-    return options.tp is not None and options.tp > 1 and not _is_rank(os.environ)
+def must_launch(tp: int) -> bool:
+    """Whether this process is to start the ranks rather than be one.
+
+    Raises:
+        ConfigError: no rank at all.
+    """
+    from stepgraph.runtime.errors import ConfigError
+
+    if tp < 1:
+        raise ConfigError(f"--tp is {tp}; at least one rank must compute")
+    return tp > 1 and not _is_rank(os.environ)
 
 
 def launch(world: int) -> int:

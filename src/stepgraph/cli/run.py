@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepgraph.comm.group import Group
     from stepgraph.engine import LLM, TextDelta
     from stepgraph.engine.graphs import Graphs
     from stepgraph.engine.parallel import TensorParallel
@@ -86,15 +87,19 @@ def run(options: RunOptions) -> int:
         StepgraphError: an option, a prompt or the model cannot work.
     """
     from stepgraph.cli.ranks import joined, launch, must_launch
-    from stepgraph.runtime.errors import ConfigError
 
-    if options.tp is not None and options.tp < 1:
-        raise ConfigError(f"--tp is {options.tp}; at least one rank must compute")
-    if options.tp is not None and must_launch(options):
+    if options.tp is not None and must_launch(options.tp):
         return launch(options.tp)
-    with joined(options) as parallel:
-        _run(options, parallel)
+    with joined(options.tp, options.device) as group:
+        _run(options, None if group is None else _parallel(group, options))
     return 0
+
+
+def _parallel(group: Group, options: RunOptions) -> TensorParallel:
+    from stepgraph.comm.communicator import make_all_reduce
+    from stepgraph.engine.parallel import TensorParallel
+
+    return TensorParallel(group, make_all_reduce(group, tables=options.tables), candidates=options.candidates)
 
 
 def _run(options: RunOptions, parallel: TensorParallel | None) -> None:

@@ -12,10 +12,13 @@ from stepgraph.comm.symmetric import SymmetricKernels, why_no_kernels
 from stepgraph.comm.thresholds import Table, load_table
 
 
-def make_all_reduce(group: Group, *, tables: Path | None = None, limit_s: float = 10.0) -> AllReduce:
+def make_all_reduce(
+    group: Group, *, tables: Path | None = None, table: Table | None = None, limit_s: float = 10.0
+) -> AllReduce:
     """The group's all-reduce: with our kernels where they run, through the library elsewhere.
 
-    tables: a folder with tuned tables, asked before the package's own. limit_s: see `SymmetricKernels`.
+    tables: a folder with tuned tables, asked before the package's own. table: instead of those. limit_s: see
+    `SymmetricKernels`.
 
     Raises:
         CommError: a table that cannot be read.
@@ -23,7 +26,7 @@ def make_all_reduce(group: Group, *, tables: Path | None = None, limit_s: float 
     why = why_no_kernels(group)
     if why is not None:
         return AllReduce(group, why_library=why)
-    table = device_table(group, tables)
+    table = device_table(group, tables) if table is None else table
     return AllReduce(group, SymmetricKernels(group, table, limit_s=limit_s), table)
 
 

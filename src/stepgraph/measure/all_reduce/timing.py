@@ -39,10 +39,10 @@ def time_ways(group: Group, all_reduce: AllReduce, ways: Sequence[Way], nbytes: 
     runs: dict[tuple[str, bool], _Run] = {}
     for way in ways:
         once = way.prepare(nbytes)
-        if once is not None:
-            runs[way.name, way.captured] = (
-                _recorded(group, all_reduce, once, count) if way.captured else _eager(once, count)
-            )
+        if once is None:
+            continue
+        run = _recorded(group, all_reduce, once, count) if way.captured else _eager(once, count)
+        runs[way.name, way.captured] = run
     for run in runs.values():
         run.launch()
     torch.cuda.synchronize(group.device)

@@ -49,14 +49,12 @@ def fitted(device: str, world: int, times: dict[int, Times]) -> Table:
     """The table that these times give."""
 
     def medians(captured: bool) -> dict[str, dict[int, float]]:
-        return {
-            name: {
-                size: statistics.median(found[name, captured])
-                for size, found in times.items()
-                if (name, captured) in found
-            }
-            for name in ORDER
-        }
+        found: dict[str, dict[int, float]] = {name: {} for name in ORDER}
+        for size, took in times.items():
+            for (name, which), samples in took.items():
+                if which == captured and name in found:
+                    found[name][size] = statistics.median(samples)
+        return found
 
     sizes = sorted(times)
     captured, eager = (fit_thresholds(sizes, medians(which)) for which in (True, False))
