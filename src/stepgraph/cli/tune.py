@@ -72,9 +72,9 @@ def _tune(group: Group, out: Path, samples: int, picture: Path | None, as_json: 
     path = write_table(tuned.table, out)
     if picture is not None:
         draw(tuned.times, tuned.table, picture)
-    print(
-        json.dumps(_as_json(tuned), indent=2) if as_json else f"{path}: {json.dumps(tuned.table.as_dict(), indent=2)}"
-    )
+    print(json.dumps(_as_json(tuned) if as_json else tuned.table.as_dict(), indent=2))
+    if not as_json:
+        print(f"written to {path}")
 
 
 def _as_json(tuned: Tuned) -> dict[str, object]:
