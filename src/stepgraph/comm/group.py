@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,6 +17,7 @@ from stepgraph.comm.ranks import Ranks
 from stepgraph.comm.watch import Watch, end_process
 
 _TIMEOUT = timedelta(minutes=10)  # of agreement between ranks that are alive: loading and capturing take their time
+_END_S = 5
 # NVLink multicast can put a host's GPUs out of service, and NCCL that registers the buffers of graphs fails with them
 # (SGLang sets the last one too). What the user has set stays.
 _LIBRARIES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
@@ -138,6 +140,8 @@ class Group:
         self._watch.close()
         if self._watch.failure is None:
             dist.destroy_process_group()
+        elif self.device.type == "cuda":
+            signal.alarm(_END_S)  # with a collective that never ends on its device, a process may not come to its end
 
     def __enter__(self) -> Group:
         return self

@@ -20,6 +20,11 @@ from stepgraph.runtime.platforms.capturing import is_capturing
 
 MOST_RANKS = 8  # of the kernels' parameters
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_EAGER = (
+    (Algorithm.PUSH, Source.PUSHED),
+    (Algorithm.PULL, Source.STAGED),
+    (Algorithm.TWO_SHOT, Source.STAGED),
+)
 _VECTOR = 16  # bytes
 _ROOM = 16 << 20  # bytes of a push slot and of the staging buffer, at most: SGLang's default
 _ROWS = 1 << 14
@@ -69,6 +74,7 @@ class SymmetricKernels:
             push_bytes=push,
             stage_bytes=stage,
         )
+        self._try_all()
 
     def unfit(self, x: torch.Tensor) -> str | None:
         if x.dtype not in _KINDS:
@@ -124,6 +130,20 @@ class SymmetricKernels:
         torch.cuda.synchronize(self._group.device)
         self._ipc.close()
 
+    def _try_all(self) -> None:
+        """Load every kernel, which a capture does not allow, and see that each sums. On all ranks alike.
+
+        Raises:
+            CommError: one gives another sum.
+        """
+        for dtype in _KINDS:
+            for algorithm, source in _EAGER:
+                ones = torch.ones(_VECTOR // dtype.itemsize, dtype=dtype, device=self._group.device)
+                found = self.run(Choice(algorithm, source, "tried"), ones, None).tolist()
+                self.check()
+                if found != [self._world] * len(found):
+                    raise CommError(f"all-reduce by {algorithm}: {self._world} ranks sum ones in {dtype} to {found}")
+
     def _launch(
         self, name: str, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None, row: int | None
     ) -> None:
@@ -143,7 +163,8 @@ class SymmetricKernels:
             0, self._slots, self._slot_bytes, self._limit_ns, vectors, self._group.rank,
         )  # fmt: skip
         kernel = _kernel(name, self._world, _KINDS[x.dtype], self._overlap, x.device)
-        kernel.launch((blocks, 1, 1), threads, params, overlap=self._overlap)
+        overlap = self._overlap and row != 0  # behind a staging copy there is no kernel to overlap with
+        kernel.launch((blocks, 1, 1), threads, params, overlap=overlap)
 
 
 def why_no_kernels(group: Group) -> str | None:
