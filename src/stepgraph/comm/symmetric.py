@@ -54,7 +54,7 @@ class SymmetricKernels:
         self._push_blocks = torch.cuda.get_device_properties(device).multi_processor_count
         push = min(max(table.captured.push, table.eager.push), _ROOM)
         stage = min(max(table.eager.two_shot, table.eager.pull), _ROOM)
-        self._slot_bytes, self._stage_bytes = _rounded(push), _rounded(stage)
+        self._slot_bytes, self._stage_bytes = _rounded(max(push, 1)), _rounded(max(stage, 1))
         self._slots = _rounded(_PULL_BLOCKS * 2 * self._world * 4)
         self._stage = self._slots + 2 * self._world * self._slot_bytes
         self._workspace = _symmetric(self._stage + self._stage_bytes, device)

@@ -152,14 +152,14 @@ class EngineCore:
         self.kv_bytes_at_capture = self.kv_memory.nbytes
         if self.parallel is None:
             return self.runner.capture(progress)
-        self.parallel.group.before_close(self._release)
+        self.parallel.group.before_close(self.release)
         with self.parallel.capturing(self.runner):
             return self.runner.capture(progress)
 
-    def _release(self) -> None:
-        """Of several ranks: the graphs, before their process group."""
-        assert self.parallel is not None
-        self.parallel.all_reduce.close()
+    def release(self) -> None:
+        """Give the graphs back, for good. Of several ranks on all alike; at the latest before their group ends."""
+        if self.parallel is not None:
+            self.parallel.all_reduce.close()
         self.runner.release()
 
     @torch.inference_mode()
