@@ -129,8 +129,8 @@ def main() -> int:
             {
                 "name": f"h200_allreduce_x{group.world}",
                 "definition": f"One all-reduce of bfloat16 on {group.world} GPUs, device time, the slowest rank's, "
-                f"median of {options.samples}: several in a graph, or launched while the device is held; ranks lined up "
-                f"before. `library` is NCCL. The table's choice stands beside. Crossovers captured and eager "
+                f"median of {options.samples}: several in a graph, or launched while the device is held, ranks lined "
+                f"up before. `library` is NCCL. The table's choice stands beside. Crossovers captured and eager "
                 f"{'differ' if differ else 'are the same'}. {checked.captured} captured and {checked.eager} eager sums "
                 f"of random sizes, each checked: {checked.wrong} wrong elements.",
                 "unit": "µs",

@@ -137,10 +137,10 @@ def main() -> int:
         write_result(
             {
                 "name": f"h200_tp_{options.shape.replace('-', '_')}_x{group.world}{suffix}",
-                "definition": f"One decode step of {options.shape} on {group.world} GPUs, random bfloat16 weights, greedy, "
-                f"context {CONTEXT}, `{model.operations.name}` operations: device time, the slowest rank's. The floor "
-                f"is what a rank reads at {limit / 1e12:.2f} TB/s, measured in the same run. Launches are the nodes of a "
-                f"rank's graph; what they take the host eagerly is their number times {HOST_US} µs.",
+                "definition": f"One decode step of {options.shape} on {group.world} GPUs, random bfloat16 weights, "
+                f"greedy, context {CONTEXT}, `{model.operations.name}` operations: device time, the slowest rank's. "
+                f"The floor is what a rank reads at {limit / 1e12:.2f} TB/s, measured in the same run. Launches are "
+                f"the nodes of a rank's graph; what they take the host eagerly is their number times {HOST_US} µs.",
                 "unit": "ms; launches are a count",
                 "machine": machine(),
                 "versions": versions("torch", "triton", "cuda-bindings"),
@@ -155,7 +155,9 @@ def main() -> int:
             options.out,
         )
         wrong = [
-            f"{s.rows} rows: tokens differ: {s.tokens}" for s in steps if len(set(map(str, sum(s.tokens, ())))) > 1
+            f"{step.rows} rows: tokens differ: {step.tokens}"
+            for step in steps
+            if len({str(tokens) for both in step.tokens for tokens in both}) > 1
         ]
         if options.shape == "llama-3-8b" and group.world == 2 and lines[0][0] == 1 and lines[0][1] > BAR_MS:
             wrong.append(f"{lines[0][1]:.2f} ms, over the bar of {BAR_MS}")
