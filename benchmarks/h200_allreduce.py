@@ -3,7 +3,7 @@
 torchrun --standalone --nproc-per-node 2 benchmarks/h200_allreduce.py [--out DIR] [--stress 50000] [--samples 15]
 
 Any number of ranks from 2 to 8. Rank 0 writes DIR/h200_allreduce_xN.json, the picture beside it, and the tuned table
-(nvidia_h200_xN.json, to go to src/stepgraph/comm/tables). DIR: benchmarks/results by default.
+(DIR/tables/nvidia_h200_xN.json, to go to src/stepgraph/comm/tables). DIR: benchmarks/results by default.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def frozen_beside_eager(group: Group, table: Table) -> dict[str, Any] | None:
         x = torch.ones(nbytes // 2, dtype=torch.bfloat16, device=group.device)
         eager = all_reduce.choose(x, capturing=False)
         key, platform = BatchDescriptor.decode(1), platform_for(group.device)
+        all_reduce.in_flight.begin()
         all_reduce.log.begin(key)
         recording, _ = platform.record(lambda x=x: all_reduce(x), platform.new_pool())
         all_reduce.exchange()
@@ -122,7 +123,7 @@ def main() -> int:
             return 0
         wrong = complaints(group, times, table, checked.wrong)
         draw(times, table, options.out / f"h200_allreduce_x{group.world}.png")
-        print(f"table: {write_table(table, options.out)}")
+        print(f"table: {write_table(table, options.out / 'tables')}")
         differ = crossovers_differ(table.captured, table.eager)
         print(f"one message, two algorithms: {other}", f"stress: {checked}", *rows(times, table), sep="\n")
         write_result(

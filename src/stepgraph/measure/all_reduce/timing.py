@@ -67,7 +67,7 @@ def _eager(once: Callable[[], object], count: int) -> _Run:
 
 def _recorded(group: Group, all_reduce: AllReduce, once: Callable[[], object], count: int) -> _Run:
     platform, several = platform_for(group.device), _eager(once, count).launch
-    platform.warm_up(once)
+    all_reduce.in_flight.begin()
     recording, _ = platform.record(several, platform.new_pool())
     all_reduce.exchange()
     return _Run(recording.replay, recording.release)

@@ -50,9 +50,9 @@ def torch_ways(group: Group, *, dtype: torch.dtype = torch.bfloat16) -> list[Way
             x = symmetric_memory.empty(nbytes // dtype.itemsize, dtype=dtype, device=group.device).zero_()
             symmetric_memory.rendezvous(x, group.name)
             operators = torch.ops.symm_mem
-            if one_shot:
-                return lambda: operators.one_shot_all_reduce(x, "sum", group.name)
-            return lambda: operators.two_shot_all_reduce_(x, "sum", group.name)
+            sum_over_ranks = operators.one_shot_all_reduce if one_shot else operators.two_shot_all_reduce_
+            sum_over_ranks(x, "sum", group.name)
+            return lambda: sum_over_ranks(x, "sum", group.name)
 
         return make
 
@@ -72,6 +72,8 @@ def _ours(
             all_reduce.require(choice, x, capturing=captured)
         except CommError:
             return None
+        if choice.source is not Source.ROW:
+            all_reduce(x, choice=choice)  # whatever is loaded at the first call must be there before a capture
         return lambda: all_reduce(x, choice=choice)
 
     return make
