@@ -10,6 +10,7 @@ from stepgraph.comm.group import Group
 from stepgraph.comm.record import Collective
 from stepgraph.runtime.platforms.capturing import is_capturing
 from stepgraph.runtime.platforms.tape import opaque
+from stepgraph.runtime.regions import region
 
 _CHOICE = Choice(Algorithm.LIBRARY, Source.OWN, "a gather of a few numbers a row")
 
@@ -29,7 +30,8 @@ class Gather:
         out = torch.empty((self._group.world, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
         self._in_flight.enter(capturing=capturing)
         try:
-            self._into(out, tensor)
+            with region("gather"):
+                self._into(out, tensor)
         finally:
             self._in_flight.leave(capturing=capturing)
         return out

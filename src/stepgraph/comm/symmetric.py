@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from importlib.resources import files
+from itertools import product
 
 import torch
 
@@ -25,12 +26,14 @@ _EAGER = (
     (Algorithm.PULL, Source.STAGED),
     (Algorithm.TWO_SHOT, Source.STAGED),
 )
+_NAMES = ("one_shot_push", "one_shot_pull", "two_shot_pull")
 _VECTOR = 16  # bytes
 _ROOM = 16 << 20  # bytes of a push slot and of the staging buffer, at most: SGLang's default
 _ROWS = 1 << 14
 _PULL_BLOCKS, _PULL_THREADS = 64, 512
 _LEAST_THREADS, _MOST_THREADS = 64, 512  # of a push block
 _ALIGN = 256
+_EAGER_PATIENCE = 6
 
 
 class SymmetricKernels:
@@ -38,7 +41,8 @@ class SymmetricKernels:
 
     One symmetric allocation a rank holds the flags of the barriers, two sets of push slots and the staging buffer.
 
-    limit_s: seconds that a kernel waits for a rank; NCCL's watchdog does not see what graphs wait for.
+    limit_s: seconds that a captured kernel waits for a rank; NCCL's watchdog does not see what graphs wait for. An eager
+    one waits six times as long, since in warm-ups one rank may compile for longer than another.
 
     Raises:
         CommError: the group cannot have them; see `why_no_kernels`.
@@ -49,7 +53,7 @@ class SymmetricKernels:
         if reason is not None:
             raise CommError(f"all-reduce kernels: {reason}")
         self._group, self._world, device = group, group.world, group.device
-        self._limit_ns = int(limit_s * 1e9)
+        self._limit_s = limit_s
         self._overlap = torch.cuda.get_device_capability(device) >= (9, 0)
         self._push_blocks = torch.cuda.get_device_properties(device).multi_processor_count
         push = min(max(table.captured.push, table.eager.push), _ROOM)
@@ -121,8 +125,8 @@ class SymmetricKernels:
     def check(self) -> None:
         if self._told_here[0]:
             raise CommError(
-                f"rank {self._group.rank}: an all-reduce waited {self._limit_ns / 1e9:.0f} s for rank "
-                f"{self._told_here[0] - 1}, which is gone, late, or runs another step; its result is wrong"
+                f"rank {self._group.rank}: an all-reduce waited too long for rank {self._told_here[0] - 1}, which is "
+                f"gone, late, or runs another step; its result is wrong"
             )
 
     def close(self) -> None:
@@ -136,6 +140,9 @@ class SymmetricKernels:
         Raises:
             CommError: one gives another sum.
         """
+        for name, kind in product(_NAMES, _KINDS.values()):
+            _kernel(name, self._world, kind, self._overlap, self._group.device)
+        self._group.exchange(None)  # compiled on all ranks
         for dtype in _KINDS:
             for algorithm, source in _EAGER:
                 ones = torch.ones(_VECTOR // dtype.itemsize, dtype=dtype, device=self._group.device)
@@ -155,12 +162,13 @@ class SymmetricKernels:
             share = vectors if name == "one_shot_pull" else -(-vectors // self._world)
             blocks, threads = min(max(-(-share // _PULL_THREADS), 1), _PULL_BLOCKS), _PULL_THREADS
             turns = self._turns.data_ptr() + 4 * self._push_blocks
+        limit_s = self._limit_s * (1 if is_capturing(x.device) else _EAGER_PATIENCE)
         params = _Params(
             x.data_ptr(), out.data_ptr(), 0 if residual is None else residual.data_ptr(),
             0 if row is None else self._table.data_ptr() + row * self._world * 8,
             (ctypes.c_ulonglong * MOST_RANKS)(*self._peers),
             turns, self._failed.data_ptr(), self._told.data_ptr(),
-            0, self._slots, self._slot_bytes, self._limit_ns, vectors, self._group.rank,
+            0, self._slots, self._slot_bytes, int(limit_s * 1e9), vectors, self._group.rank,
         )  # fmt: skip
         kernel = _kernel(name, self._world, _KINDS[x.dtype], self._overlap, x.device)
         overlap = self._overlap and row != 0  # behind a staging copy there is no kernel to overlap with
