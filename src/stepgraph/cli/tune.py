@@ -50,7 +50,7 @@ def allreduce_command(
 def _tune(group: Group, out: Path, samples: int, picture: Path | None, as_json: bool) -> None:
     from stepgraph.cli.console import ProgressBar
     from stepgraph.comm.communicator import make_all_reduce
-    from stepgraph.comm.symmetric import why_no_kernels
+    from stepgraph.comm.eligible import why_no_kernels
     from stepgraph.comm.thresholds import Table, Thresholds, write_table
     from stepgraph.measure.all_reduce.draw import draw
     from stepgraph.measure.all_reduce.tune import tune

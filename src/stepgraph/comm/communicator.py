@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from stepgraph.comm.all_reduce import AllReduce
+from stepgraph.comm.eligible import why_no_kernels
 from stepgraph.comm.group import Group
-from stepgraph.comm.symmetric import SymmetricKernels, why_no_kernels
+from stepgraph.comm.symmetric import SymmetricKernels
 from stepgraph.comm.thresholds import Table, load_table
 
 

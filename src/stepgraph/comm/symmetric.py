@@ -11,15 +11,14 @@ import torch
 
 from stepgraph.comm.choice import Algorithm, Choice, Facts, Source
 from stepgraph.comm.cuda_ipc import CudaIpc
+from stepgraph.comm.eligible import MOST_RANKS, why_no_kernels, why_no_rows
 from stepgraph.comm.errors import CommError
 from stepgraph.comm.group import Group
 from stepgraph.comm.pointer_rows import PointerRows
 from stepgraph.comm.thresholds import Table
-from stepgraph.ops import nvrtc
 from stepgraph.ops.nvrtc import CudaKernel
 from stepgraph.runtime.platforms.capturing import is_capturing
 
-MOST_RANKS = 8  # of the kernels' parameters
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _EAGER = (
     (Algorithm.PUSH, Source.PUSHED),
@@ -41,8 +40,8 @@ class SymmetricKernels:
 
     One symmetric allocation a rank holds the flags of the barriers, two sets of push slots and the staging buffer.
 
-    limit_s: seconds that a captured kernel waits for a rank; NCCL's watchdog does not see what graphs wait for. An eager
-    one waits six times as long, since in warm-ups one rank may compile for longer than another.
+    limit_s: seconds that a captured kernel waits for a rank; NCCL's watchdog does not see what graphs wait for. An
+    eager one waits six times as long, since in warm-ups one rank may compile for longer than another.
 
     Raises:
         CommError: the group cannot have them; see `why_no_kernels`.
@@ -73,7 +72,7 @@ class SymmetricKernels:
         torch.cuda.synchronize(device)
         self.facts = Facts(
             capturing=False,
-            no_rows=_why_no_rows(group, self._ipc),
+            no_rows=why_no_rows(group, self._ipc),
             no_multicast="this package leaves NVLink multicast off",
             push_bytes=push,
             stage_bytes=stage,
@@ -173,47 +172,6 @@ class SymmetricKernels:
         kernel = _kernel(name, self._world, _KINDS[x.dtype], self._overlap, x.device)
         overlap = self._overlap and row != 0  # behind a staging copy there is no kernel to overlap with
         kernel.launch((blocks, 1, 1), threads, params, overlap=overlap)
-
-
-def why_no_kernels(group: Group) -> str | None:
-    """Why a group sums through its library only: the same answer on every rank. None: it need not."""
-    reasons = [reason for reason in group.exchange(_why_not_here(group)) if reason is not None]
-    return reasons[0] if reasons else None
-
-
-def _why_not_here(group: Group) -> str | None:
-    if group.device.type != "cuda":
-        return "the group is on CPUs"
-    if group.ranks.spans_nodes:
-        return "the group spans nodes, and peers' memory is read within one"
-    if not 2 <= group.world <= MOST_RANKS:
-        return f"{group.world} ranks; the kernels are for 2 to {MOST_RANKS}"
-    if not nvrtc.available():
-        return "cuda-bindings is not installed"
-    here = group.device.index
-    far = [i for i in range(group.world) if i != here and not torch.cuda.can_device_access_peer(here, i)]
-    return f"GPU {here} cannot read the memory of GPU {far[0]}" if far else None
-
-
-def _why_no_rows(group: Group, ipc: CudaIpc) -> str | None:
-    """Why addresses of captured inputs cannot be exchanged: tried once, on all ranks alike."""
-    probe = torch.zeros(_ALIGN, dtype=torch.uint8, device=group.device)
-    reason, handle = None, b""
-    try:
-        handle, _ = ipc.export(probe.data_ptr())
-    except CommError as error:
-        reason = str(error)
-    everyone = group.exchange((reason, handle))
-    reasons = [why for why, _ in everyone if why is not None]
-    if not reasons:
-        try:
-            for rank, (_, theirs) in enumerate(everyone):
-                if rank != group.rank:
-                    ipc.open(theirs)
-        except CommError as error:
-            reason = str(error)
-        reasons = [why for why in group.exchange(reason) if why is not None]
-    return f"the allocator's memory cannot be shared ({reasons[0]})" if reasons else None
 
 
 def _symmetric(nbytes: int, device: torch.device) -> torch.Tensor:
