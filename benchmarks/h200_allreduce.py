@@ -57,8 +57,7 @@ def frozen_beside_eager(group: Group, table: Table) -> dict[str, Any] | None:
         x = torch.ones(nbytes // 2, dtype=torch.bfloat16, device=group.device)
         eager = all_reduce.choose(x, capturing=False)
         key, platform = BatchDescriptor.decode(1), platform_for(group.device)
-        all_reduce.in_flight.begin()
-        all_reduce.log.begin(key)
+        all_reduce.begin(key)
         recording, _ = platform.record(lambda x=x: all_reduce(x), platform.new_pool())
         all_reduce.exchange()
         found = {"eager": {"algorithm": eager.algorithm, "reason": eager.reason}}

@@ -81,7 +81,7 @@ def test_rows_are_taken_in_the_capture_and_not_in_the_warm_up() -> None:
 
     platform.warm_up(step)
     assert kernels.asked == [("one_shot_push", "pushed")]
-    all_reduce.log.begin(KEY)
+    all_reduce.begin(KEY)
     recording, out = platform.record(step, None)
     assert kernels.asked[1:] == [("two_shot_pull", "pointer row")]
     x.fill_(5.0)
@@ -104,10 +104,19 @@ def test_a_break_of_a_recording_is_eager() -> None:
     assert not all_reduce.log.by_key
 
 
+def test_a_recording_whose_parts_run_at_once_takes_no_rows() -> None:
+    all_reduce, kernels = make()
+    all_reduce.begin(KEY, "it runs at once")
+    TapePlatform().record(lambda: all_reduce(torch.ones(50)), None)
+    all_reduce.begin(KEY)
+    TapePlatform().record(lambda: all_reduce(torch.ones(50)), None)
+    assert kernels.asked == [("one_shot_push", "pushed"), ("two_shot_pull", "pointer row")]
+
+
 @pytest.mark.parametrize("why", ["the group spans nodes", "a piecewise graph"])
 def test_where_no_row_can_be_a_captured_sum_goes_as_an_eager_one(why: str) -> None:
     all_reduce, kernels = make(no_rows=why)
-    all_reduce.log.begin(KEY)
+    all_reduce.begin(KEY)
     TapePlatform().record(lambda: all_reduce(torch.ones(200)), None)  # 800 bytes
     assert kernels.asked == [("two_shot_pull", "staged")]
     assert why in all_reduce.log.by_key[KEY][0].choice.reason

@@ -59,7 +59,7 @@ def every_way(group: Group) -> dict[str, Any]:
                     return all_reduce(x.clone(), choice=choice), all_reduce(x.clone(), residual, choice=choice)
 
                 if captured:
-                    all_reduce.in_flight.begin()
+                    all_reduce.begin(BatchDescriptor.decode(1))
                     recording, outputs = platform.record(once, platform.new_pool())
                     all_reduce.exchange()
                     recording.replay()
@@ -94,8 +94,7 @@ def contract(group: Group) -> dict[str, Any]:
     kernels = all_reduce._kernels
     platform.warm_up(lambda: all_reduce(x.clone()))
     in_warm_up = len(kernels._rows._pending)  # type: ignore[union-attr]
-    all_reduce.log.begin(key)
-    all_reduce.in_flight.begin()
+    all_reduce.begin(key)
     recording, out = platform.record(lambda: all_reduce(x * 1), platform.new_pool())
     in_capture = len(kernels._rows._pending)  # type: ignore[union-attr]
     all_reduce.exchange()

@@ -36,7 +36,7 @@ def captured(group: Group) -> dict[str, Any]:
 
     platform.warm_up(step)
     in_warm_up = len(all_reduce.log.by_key)
-    all_reduce.log.begin(KEY)
+    all_reduce.begin(KEY)
     recording, (summed, gathered) = platform.record(step, None)
     seen = []
     for turn in range(3):
@@ -91,7 +91,7 @@ def test_ranks_that_disagree_are_told_on_all(of_two_ranks: list[tuple[Any, ...]]
 
 def other_captures(group: Group) -> str:
     all_reduce = AllReduce(group, why_library="a CPU")
-    all_reduce.log.begin(KEY)
+    all_reduce.begin(KEY)
     platform = TapePlatform()
     platform.record(lambda: [all_reduce(torch.ones(4)) for _ in range(2)], None)
     if group.rank:

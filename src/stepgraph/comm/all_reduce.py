@@ -13,6 +13,7 @@ from stepgraph.comm.group import Group
 from stepgraph.comm.in_flight import OneInFlight
 from stepgraph.comm.record import Collective, CollectiveLog
 from stepgraph.comm.thresholds import Table
+from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.platforms.capturing import is_capturing
 from stepgraph.runtime.platforms.tape import opaque
 
@@ -55,6 +56,7 @@ class AllReduce:
         self.in_flight = OneInFlight(group.device)
         self._group, self._kernels, self._table, self._why_library = group, kernels, table, why_library
         self._library = opaque(group.all_reduce_)
+        self._no_rows: str | None = None  # in the recording that has begun
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, *, choice: Choice | None = None
@@ -91,10 +93,18 @@ class AllReduce:
         if self._kernels is None or self._table is None:
             return Choice(Algorithm.LIBRARY, Source.OWN, self._why_library)
         facts = replace(self._kernels.facts, capturing=capturing)
+        if facts.no_rows is None:
+            facts = replace(facts, no_rows=self._no_rows)
         unfit = self._kernels.unfit(x)
         if facts.no_kernels is None and unfit is not None:
             facts = replace(facts, no_kernels=unfit)
         return choose(self._table, x.numel() * x.element_size(), facts)
+
+    def begin(self, key: BatchDescriptor, no_rows: str | None = None) -> None:
+        """A recording begins: what it freezes is this key's. no_rows: why its inputs cannot be read in place."""
+        self.log.begin(key)
+        self.in_flight.begin()
+        self._no_rows = no_rows
 
     def exchange(self) -> None:
         """After a capture, on all ranks: what was captured is the same everywhere, and addresses become known.

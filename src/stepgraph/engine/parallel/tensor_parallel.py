@@ -8,7 +8,7 @@ has changed is compared first, on the CPU, so that no rank replays another size.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from stepgraph.engine.parallel.shard import Shard
 from stepgraph.engine.params import SamplingParams
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import Compile, GraphConfig
+from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.naming import describe
@@ -33,6 +34,7 @@ from stepgraph.runtime.platforms.capturing import is_capturing
 from stepgraph.runtime.runner import GraphRunner
 
 CANDIDATES = 64
+_RUNS_AT_ONCE = "segments between breaks run as soon as they are recorded, before addresses can be exchanged"
 
 
 class TensorParallel:
@@ -45,6 +47,7 @@ class TensorParallel:
     def __init__(self, group: Group, all_reduce: AllReduce, *, candidates: int = CANDIDATES) -> None:
         self.group, self.all_reduce, self.candidates = group, all_reduce, candidates
         self.gather = Gather(group, all_reduce)
+        self._recorded: Mapping[BatchDescriptor, Mode] = {}  # while they are
 
     def shard(self, config: ModelConfig) -> Shard:
         """Of the model of this configuration. Raises ConfigError: its heads cannot be dealt out to the ranks."""
@@ -103,8 +106,9 @@ class TensorParallel:
 
         def run(**views: torch.Tensor) -> Any:
             if is_capturing(self.group.device):
-                self.all_reduce.log.begin(_key(views))
-                self.all_reduce.in_flight.begin()
+                key = _key(views)
+                full = self._recorded.get(key) is Mode.FULL
+                self.all_reduce.begin(key, None if full else _RUNS_AT_ONCE)
             try:
                 return step(**views)
             except CommError:
@@ -127,7 +131,9 @@ class TensorParallel:
             buffers = runner.buffers
             keys = capture_keys(runner.config, max_requests=buffers.max_requests, max_tokens=buffers.max_tokens)
             self.group.agree("what to capture", [f"{describe(key)} {mode}" for key, mode in keys.items()])
+            self._recorded = keys
             yield
+            self._recorded = {}
             dropped = {describe(key): why for key, why in runner.capture_report.dropped.items()}
             if dropped:
                 raise CommError(f"rank {self.group.rank} could not capture {dropped}")

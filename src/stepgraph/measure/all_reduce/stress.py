@@ -73,8 +73,7 @@ def stress(
                 checked.sum(pattern, residual=number % 3 == 0)
 
         platform.warm_up(step)
-        all_reduce.in_flight.begin()
-        all_reduce.log.begin(BatchDescriptor.decode(index + 1))
+        all_reduce.begin(BatchDescriptor.decode(index + 1))
         recordings.append(platform.record(step, platform.new_pool())[0])
     all_reduce.exchange()
     eager_patterns = [checked.pattern(size()) for _ in range(64)]

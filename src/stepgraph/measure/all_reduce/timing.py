@@ -10,6 +10,7 @@ import torch
 from stepgraph.comm.all_reduce import AllReduce
 from stepgraph.comm.group import Group
 from stepgraph.measure.all_reduce.ways import Way
+from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.platforms import platform_for
 
 _HOLD_CYCLES = 20_000_000  # of the device, some 10 ms, in which the host enqueues what is measured
@@ -67,7 +68,7 @@ def _eager(once: Callable[[], object], count: int) -> _Run:
 
 def _recorded(group: Group, all_reduce: AllReduce, once: Callable[[], object], count: int) -> _Run:
     platform, several = platform_for(group.device), _eager(once, count).launch
-    all_reduce.in_flight.begin()
+    all_reduce.begin(BatchDescriptor.decode(1))
     recording, _ = platform.record(several, platform.new_pool())
     all_reduce.exchange()
     return _Run(recording.replay, recording.release)
