@@ -144,16 +144,20 @@ def one_is_killed(group: Group) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if group.rank == 2:  # in no collective at all, and never looks
         time.sleep(100)
+    if group.rank == 3:
+        time.sleep(1)
+        raise RuntimeError("CUDA error: unspecified launch failure")  # what its device may say of it
     while True:
         group.all_reduce_(torch.ones(4))
 
 
 def test_a_killed_rank_ends_all_others_by_name(tmp_path: Path) -> None:
     started = time.monotonic()
-    first, killed, third = run_ranks(3, tmp_path, one_is_killed)
+    first, killed, third, fourth = run_ranks(4, tmp_path, one_is_killed)
     assert killed.code == -signal.SIGKILL
     assert first.error is not None and "rank 1 died" in first.error
     assert third.error == "ended: rank 1 died"
+    assert fourth.error == "CommError: rank 3 of 4: rank 1 died"
     assert time.monotonic() - started < 60
 
 

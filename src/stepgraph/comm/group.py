@@ -154,10 +154,17 @@ class Group:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """An error on this rank is told to the others."""
-        if error is not None and self._watch.failure is None:
+        """An error on this rank is told to the others; one that comes of theirs says so.
+
+        Raises:
+            CommError: in place of what the device says once a rank that it was busy with is gone.
+        """
+        known = self._watch.failure_soon() if isinstance(error, RuntimeError) else self._watch.failure
+        if error is not None and known is None:
             self.fail(str(error) or type(error).__name__)
         self.close()
+        if known is not None and isinstance(error, RuntimeError):
+            raise CommError(f"rank {self.rank} of {self.world}: {known}") from error
 
     @contextmanager
     def _naming(self, what: str) -> Iterator[None]:
