@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from comm.ranks_in_processes import Ended, results, run_ranks
 from engine.hf import write_checkpoint
 
@@ -96,6 +97,20 @@ def test_tokens_equal_those_of_one_rank(tmp_path: Path, family: str, world: int,
                     assert [one["kind"] for one in collectives] == ["all_reduce"] * 4 + ["gather"]
 
 
+def closes(group: Group, folder: Path) -> tuple[Any, ...]:
+    llm = make_llm(folder, "full", parallel=parallel(group))
+    runner, group_there = llm.core.runner, []
+    before, release = len(runner.capture_report.graphs), runner.release
+
+    def noting() -> None:
+        group_there.append(dist.is_initialized())
+        release()
+
+    runner.release = noting  # type: ignore[method-assign]
+    group.close()
+    return before, group_there, len(runner.capture_report.graphs), dist.is_initialized()
+
+
 def fails_in_capture(group: Group, folder: Path) -> None:
     mine = parallel(group)
     sampler = mine.sampler
@@ -148,6 +163,12 @@ def ended(tmp_path: Path, function: Any, small: Path) -> list[Ended]:
     all_of_them = run_ranks(2, tmp_path, function, small)
     assert time.monotonic() - started < 90
     return all_of_them
+
+
+def test_the_graphs_of_an_engine_go_before_its_group(tmp_path: Path, small: Path) -> None:
+    for before, group_there, after, group_after in results(run_ranks(2, tmp_path, closes, small)):
+        assert before > 0 and group_there == [True]
+        assert after == 0 and not group_after
 
 
 def test_a_rank_that_raises_in_its_capture_is_known_to_all(tmp_path: Path, small: Path) -> None:

@@ -134,6 +134,8 @@ class LLM:
         ranks = 1 if parallel is None else parallel.group.world
         operations = choose_operations(operations, target, compiled=compiled, ranks=ranks)  # before the weights
         choose_token = get_sampler(sampler)
+        if parallel is not None and sampler != "fused":
+            raise ConfigError(f"sampler: {sampler!r} is of one rank; several choose among candidates, leave it out")
         started = time.perf_counter()
         rows = largest_batch(config, max_num_seqs)
         plan = kv_plan(
