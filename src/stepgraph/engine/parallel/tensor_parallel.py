@@ -27,7 +27,7 @@ from stepgraph.engine.params import SamplingParams
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import Compile, GraphConfig
 from stepgraph.runtime.dispatch import Mode
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.platforms.capturing import is_capturing
@@ -99,9 +99,9 @@ class TensorParallel:
         self.all_reduce.check()
 
     def guarded(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """The step, as ranks run it: its collectives are noted by key, and an error of it ends all ranks.
+        """The step, as ranks run it: its collectives are noted by key, and no error of it passes as a dropped size.
 
-        A size that one rank drops would leave the others in its collectives, so no error passes as a dropped size.
+        A size that one rank drops would leave the others in its collectives.
         """
 
         def run(**views: torch.Tensor) -> Any:
@@ -111,10 +111,8 @@ class TensorParallel:
                 self.all_reduce.begin(key, None if full else _RUNS_AT_ONCE)
             try:
                 return step(**views)
-            except CommError:
-                raise
-            except Exception as error:
-                text = " ".join(str(error).split()) or type(error).__name__
+            except (CaptureError, torch.OutOfMemoryError) as error:
+                text = " ".join(str(error).split())
                 raise CommError(f"rank {self.group.rank}, step of {describe(_key(views))}: {text}") from error
 
         return run
