@@ -144,6 +144,7 @@ __device__ __forceinline__ uint4 without_zeros(uint4 v) {
 
 extern "C" __global__ void one_shot_push(const Params p) {
     wait_for_kernel_in_front();
+    let_next_kernel_in();  // it may read weights meanwhile, and waits for the sum
     const u32 turn = p.turns[blockIdx.x], first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const u64 slots = p.slots + (turn & 1) * WORLD * p.slot_bytes;
     for (u32 i = first; i < p.vectors; i += step) {
@@ -154,7 +155,6 @@ extern "C" __global__ void one_shot_push(const Params p) {
             store_vector(at(p.workspace[peer], slots + p.rank * p.slot_bytes, i), mine);
         }
     }
-    let_next_kernel_in();
     for (u32 i = first; i < p.vectors; i += step) {
         float sum[LANES] = {};
 #pragma unroll
@@ -216,10 +216,10 @@ __device__ __forceinline__ uint4 sum_of(const Params& p, u32 i) {
 // The output is not the input, which peers still read.
 extern "C" __global__ void one_shot_pull(const Params p) {
     wait_for_kernel_in_front();
+    let_next_kernel_in();  // it may read weights meanwhile, and waits for the sum
     const u32 turn = p.turns[blockIdx.x] + 1;
     meet(p, 0, turn);
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < p.vectors; i += gridDim.x * blockDim.x) p.output[i] = sum_of(p, i);
-    let_next_kernel_in();
     meet(p, 1, turn);
     if (threadIdx.x == 0) p.turns[blockIdx.x] = turn;
 }
@@ -228,6 +228,7 @@ extern "C" __global__ void one_shot_pull(const Params p) {
 // reads or writes that share, so no barrier is needed between.
 extern "C" __global__ void two_shot_pull(const Params p) {
     wait_for_kernel_in_front();
+    let_next_kernel_in();  // it may read weights meanwhile, and waits for the sum
     const u32 turn = p.turns[blockIdx.x] + 1;
     const u32 begin = static_cast<u64>(p.vectors) * p.rank / WORLD, end = static_cast<u64>(p.vectors) * (p.rank + 1) / WORLD;
     meet(p, 0, turn);
@@ -236,7 +237,6 @@ extern "C" __global__ void two_shot_pull(const Params p) {
 #pragma unroll
         for (u32 hop = 0; hop < WORLD; hop++) store_vector(at(p.row[(p.rank + hop) % WORLD], 0, i), sum);
     }
-    let_next_kernel_in();
     meet(p, 1, turn);
     if (threadIdx.x == 0) p.turns[blockIdx.x] = turn;
 }
