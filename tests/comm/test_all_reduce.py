@@ -11,6 +11,7 @@ import torch
 from stepgraph.comm.all_reduce import AllReduce
 from stepgraph.comm.choice import Algorithm, Choice, Facts, Source
 from stepgraph.comm.errors import CommError
+from stepgraph.comm.gather import Gather
 from stepgraph.comm.thresholds import Table, Thresholds
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.breaks import graph_break
@@ -24,10 +25,13 @@ ROOMY = Facts(capturing=False, push_bytes=1 << 20, stage_bytes=1 << 20, no_multi
 class Group:
     """Two ranks that always have the same."""
 
-    device = torch.device("cpu")
+    device, world = torch.device("cpu"), 2
 
     def all_reduce_(self, tensor: torch.Tensor) -> None:
         tensor.mul_(2)
+
+    def gather_into(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
+        out.copy_(tensor.expand_as(out))
 
     def agree(self, what: str, value: Any) -> None:
         pass
@@ -54,6 +58,12 @@ class Noting:
         self.asked.append((choice.algorithm.value, choice.source.value))
         x.mul_(2)
         return x if residual is None else x.add_(residual)
+
+    def gathers(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() <= 4
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.stack((tensor, tensor + 1))
 
     def exchange(self) -> None:
         self.exchanges += 1
@@ -143,6 +153,15 @@ def test_a_choice_that_cannot_be_is_refused(algorithm: Algorithm, source: Source
     with pytest.raises(CommError, match=message):
         all_reduce(torch.ones(50), choice=Choice(algorithm, source, "asked for"))
     assert not kernels.asked
+
+
+def test_few_numbers_are_pushed_and_more_are_the_librarys() -> None:
+    all_reduce, _ = make()
+    gather = Gather(Group(), all_reduce)  # type: ignore[arg-type]
+    all_reduce.begin(KEY)
+    _, (few, many) = TapePlatform().record(lambda: (gather(torch.ones(4)), gather(torch.ones(5))), None)
+    assert few.tolist() == [[1.0] * 4, [2.0] * 4] and many.tolist() == [[1.0] * 5] * 2
+    assert [one.choice.algorithm for one in all_reduce.log.by_key[KEY]] == [Algorithm.PUSH, Algorithm.LIBRARY]
 
 
 def test_an_empty_tensor_is_nobodys_business() -> None:

@@ -15,6 +15,7 @@ from comm.ranks_in_processes import results, run_ranks
 from stepgraph.comm.choice import Algorithm, Choice, Source
 from stepgraph.comm.communicator import make_all_reduce
 from stepgraph.comm.errors import CommError
+from stepgraph.comm.gather import Gather
 from stepgraph.comm.group import Group
 from stepgraph.comm.thresholds import Table, Thresholds
 from stepgraph.measure.all_reduce.stress import stress
@@ -91,7 +92,7 @@ def contract(group: Group) -> dict[str, Any]:
     x = torch.ones(24 * KIB, dtype=torch.bfloat16, device=group.device)  # 48 KiB: another algorithm captured than eager
     platform, key = platform_for(group.device), BatchDescriptor.decode(1)
     eager = all_reduce.choose(x, capturing=False)
-    kernels = all_reduce._kernels
+    kernels = all_reduce.kernels
     platform.warm_up(lambda: all_reduce(x.clone()))
     in_warm_up = len(kernels._rows._pending)  # type: ignore[union-attr]
     all_reduce.begin(key)
@@ -155,6 +156,30 @@ def two_streams(group: Group) -> str:
 def test_two_in_flight_in_a_capture_are_refused(tmp_path: Path) -> None:
     for said in results(run_ranks(2, tmp_path, two_streams, device="cuda")):
         assert "two streams of a capture" in said
+
+
+def gathered(group: Group) -> list[bool]:
+    all_reduce = make_all_reduce(group, table=SMALL)
+    group.before_close(all_reduce.close)
+    gather, platform, right = Gather(group, all_reduce), platform_for(group.device), []
+    x = torch.zeros(300, 2, dtype=torch.int32, device=group.device)
+    all_reduce.begin(BatchDescriptor.decode(1))
+    recording, out = platform.record(lambda: gather(x), platform.new_pool())
+    all_reduce.exchange()
+    for turn in range(500):
+        x.fill_(1000 * turn + group.rank)
+        recording.replay()
+        eager = gather(x[: 1 + turn % 300].contiguous())
+        for found in (out, eager):
+            right.append(all(bool((found[rank] == 1000 * turn + rank).all()) for rank in range(2)))
+    all_reduce.check()
+    recording.release()
+    return right
+
+
+def test_small_gathers(tmp_path: Path) -> None:
+    for right in results(run_ranks(2, tmp_path, gathered, device="cuda")):
+        assert len(right) == 1000 and all(right)
 
 
 def stressed(group: Group) -> tuple[int, int, dict[str, int]]:

@@ -181,6 +181,59 @@ extern "C" __global__ void one_shot_push(const Params p) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
+// Gather of a few words, pushed the same way. A word may be anything, so it travels with the number of the call beside
+// it, in one store of 8 bytes, and nothing need be wiped. `vectors` counts words here; output: [WORLD][words].
+
+__device__ __forceinline__ u64 load_pair(const u64* source) {
+    u64 pair;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(pair) : "l"(source));
+    return pair;
+}
+
+__device__ __forceinline__ void store_pair(u64* target, u64 pair) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(target), "l"(pair));
+}
+
+__device__ __forceinline__ u64* pair_at(const Params& p, u32 owner, u32 turn, u32 from, u32 word) {
+    return reinterpret_cast<u64*>(p.workspace[owner] + p.slots + ((turn & 1) * WORLD + from) * p.slot_bytes) + word;
+}
+
+extern "C" __global__ void small_gather(const Params p) {
+    wait_for_kernel_in_front();
+    let_next_kernel_in();
+    const u32* input = reinterpret_cast<const u32*>(p.input);
+    u32* output = reinterpret_cast<u32*>(p.output);
+    const u32 turn = p.turns[blockIdx.x], first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    const u32 call = turn + 1;
+    for (u32 i = first; i < p.vectors; i += step) {
+        const u64 pair = static_cast<u64>(call) << 32 | input[i];
+#pragma unroll
+        for (u32 hop = 1; hop < WORLD; hop++) {
+            const u32 peer = (p.rank + hop) % WORLD;
+            store_pair(pair_at(p, peer, turn, p.rank, i), pair);
+        }
+    }
+    for (u32 i = first; i < p.vectors; i += step) {
+#pragma unroll
+        for (u32 peer = 0; peer < WORLD; peer++) {
+            u64 pair = input[i];
+            if (peer != p.rank) {
+                const u64* slot = pair_at(p, p.rank, turn, peer, i);
+                pair = load_pair(slot);
+                Patience patience;
+                while (static_cast<u32>(pair >> 32) != call) {
+                    if (patience.lost(p, peer)) break;
+                    pair = load_pair(slot);
+                }
+            }
+            output[peer * p.vectors + i] = static_cast<u32>(pair);
+        }
+    }
+    __syncthreads();  // all have read the turn
+    if (threadIdx.x == 0) p.turns[blockIdx.x] = call;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 // Pull: peers read a contribution where it lies, between two barriers of the blocks with one number. The first says that
 // the kernel in front has ended everywhere, so that what it wrote is there; the second that nobody reads any more.
 

@@ -29,6 +29,12 @@ class Kernels(Protocol):
     def run(self, choice: Choice, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         """Launch; see `AllReduce`. Takes a pointer row where the choice says so."""
 
+    def gathers(self, tensor: torch.Tensor) -> bool:
+        """Whether `gather` takes it."""
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The ranks' tensors, [world, *tensor.shape]."""
+
     def exchange(self) -> None:
         """Fill the rows that were taken since the last call. Of all ranks together, and never while capturing."""
 
@@ -54,7 +60,8 @@ class AllReduce:
             raise CommError("all-reduce: kernels and their table of thresholds come together")
         self.log = CollectiveLog()
         self.in_flight = OneInFlight(group.device)
-        self._group, self._kernels, self._table, self._why_library = group, kernels, table, why_library
+        self.kernels = kernels
+        self._group, self._table, self._why_library = group, table, why_library
         self._library = opaque(group.all_reduce_)
         self._no_rows: str | None = None  # in the recording that has begun
 
@@ -81,8 +88,8 @@ class AllReduce:
             return x
         self.in_flight.enter(capturing=capturing)
         try:
-            if self._kernels is not None and choice.algorithm is not Algorithm.LIBRARY:
-                return self._kernels.run(choice, x, residual)
+            if self.kernels is not None and choice.algorithm is not Algorithm.LIBRARY:
+                return self.kernels.run(choice, x, residual)
             self._library(x)
             return x if residual is None else x.add_(residual)
         finally:
@@ -90,12 +97,12 @@ class AllReduce:
 
     def choose(self, x: torch.Tensor, *, capturing: bool) -> Choice:
         """What would sum x now."""
-        if self._kernels is None or self._table is None:
+        if self.kernels is None or self._table is None:
             return Choice(Algorithm.LIBRARY, Source.OWN, self._why_library)
-        facts = replace(self._kernels.facts, capturing=capturing)
+        facts = replace(self.kernels.facts, capturing=capturing)
         if facts.no_rows is None:
             facts = replace(facts, no_rows=self._no_rows)
-        unfit = self._kernels.unfit(x)
+        unfit = self.kernels.unfit(x)
         if facts.no_kernels is None and unfit is not None:
             facts = replace(facts, no_kernels=unfit)
         return choose(self._table, x.numel() * x.element_size(), facts)
@@ -115,28 +122,28 @@ class AllReduce:
         if is_capturing(self._group.device):
             raise CommError("addresses are exchanged after a capture, never in it")
         self._group.agree("the collectives that were captured", _summary(self.log))
-        if self._kernels is not None:
-            self._kernels.exchange()
+        if self.kernels is not None:
+            self.kernels.exchange()
 
     def check(self) -> None:
         """Raises CommError: another rank is gone, or a kernel has waited too long for one."""
         self._group.check()
-        if self._kernels is not None:
-            self._kernels.check()
+        if self.kernels is not None:
+            self.kernels.check()
 
     def close(self) -> None:
         """Let go of peers' memory: before anyone gives graphs back, whose memory it is, and after their last replay."""
-        if self._kernels is not None:
-            self._kernels.close()
+        if self.kernels is not None:
+            self.kernels.close()
         self._group.exchange(None)
 
     def require(self, choice: Choice, x: torch.Tensor, *, capturing: bool) -> Choice:
         """The choice, where x can have it. Raises CommError: says why it cannot."""
         if choice.algorithm is Algorithm.LIBRARY:
             return choice
-        reason = self._why_library if self._kernels is None else self._kernels.unfit(x)
-        if self._kernels is not None:
-            facts, nbytes = self._kernels.facts, x.numel() * x.element_size()
+        reason = self._why_library if self.kernels is None else self.kernels.unfit(x)
+        if self.kernels is not None:
+            facts, nbytes = self.kernels.facts, x.numel() * x.element_size()
             room = {Source.PUSHED: facts.push_bytes, Source.STAGED: facts.stage_bytes}.get(choice.source, nbytes)
             reason = reason or facts.no_kernels
             if choice.source is Source.ROW and not capturing:

@@ -33,6 +33,7 @@ _PULL_BLOCKS, _PULL_THREADS = 64, 512
 _LEAST_THREADS, _MOST_THREADS = 64, 512  # of a push block
 _ALIGN = 256
 _EAGER_PATIENCE = 6
+_GATHERED, _GATHER_BLOCKS, _GATHER_THREADS = 1 << 16, 16, 256  # words of a rank, at most
 
 
 class SymmetricKernels:
@@ -59,10 +60,12 @@ class SymmetricKernels:
         stage = min(max(table.eager.two_shot, table.eager.pull), _ROOM)
         self._slot_bytes, self._stage_bytes = _rounded(max(push, 1)), _rounded(max(stage, 1))
         self._slots = _rounded(_PULL_BLOCKS * 2 * self._world * 4)
-        self._stage = self._slots + 2 * self._world * self._slot_bytes
+        self._pairs = self._slots + 2 * self._world * self._slot_bytes
+        self._stage = self._pairs + 2 * self._world * _GATHERED * 8
         self._workspace = _symmetric(self._stage + self._stage_bytes, device)
         self._peers = _addresses(self._workspace, group)
-        self._turns = torch.zeros(self._push_blocks + _PULL_BLOCKS, dtype=torch.int32, device=device)
+        blocks = self._push_blocks + _PULL_BLOCKS + _GATHER_BLOCKS
+        self._turns = torch.zeros(blocks, dtype=torch.int32, device=device)
         self._failed = torch.zeros(1, dtype=torch.int32, device=device)
         self._told = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._told_here = self._told.numpy()
@@ -115,6 +118,17 @@ class SymmetricKernels:
         self._launch("two_shot_pull", staged, staged, residual, row=0)
         return x.copy_(staged)
 
+    def gathers(self, tensor: torch.Tensor) -> bool:
+        return tensor.element_size() == 4 and tensor.is_contiguous() and tensor.numel() <= _GATHERED
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        out = torch.empty((self._world, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        turns = self._turns.data_ptr() + 4 * (self._push_blocks + _PULL_BLOCKS)
+        params = self._params(tensor, out, None, None, turns, (self._pairs, _GATHERED * 8), tensor.numel())
+        kernel = _kernel("small_gather", self._world, 0, self._overlap, tensor.device)
+        kernel.launch((_GATHER_BLOCKS, 1, 1), _GATHER_THREADS, params, overlap=self._overlap)
+        return out
+
     def exchange(self) -> None:
         first, rows = self._rows.exchange(self._group.exchange, self._ipc)
         if rows:
@@ -141,7 +155,12 @@ class SymmetricKernels:
         """
         for name, kind in product(_NAMES, _KINDS.values()):
             _kernel(name, self._world, kind, self._overlap, self._group.device)
+        _kernel("small_gather", self._world, 0, self._overlap, self._group.device)
         self._group.exchange(None)  # compiled on all ranks
+        mine = torch.full((3,), self._group.rank, dtype=torch.int32, device=self._group.device)
+        gathered = self.gather(mine).tolist()
+        if gathered != [[rank] * 3 for rank in range(self._world)]:
+            raise CommError(f"gather: {self._world} ranks gather their numbers to {gathered}")
         for dtype in _KINDS:
             for algorithm, source in _EAGER:
                 ones = torch.ones(_VECTOR // dtype.itemsize, dtype=dtype, device=self._group.device)
@@ -161,17 +180,29 @@ class SymmetricKernels:
             share = vectors if name == "one_shot_pull" else -(-vectors // self._world)
             blocks, threads = min(max(-(-share // _PULL_THREADS), 1), _PULL_BLOCKS), _PULL_THREADS
             turns = self._turns.data_ptr() + 4 * self._push_blocks
+        params = self._params(x, out, residual, row, turns, (self._slots, self._slot_bytes), vectors)
+        kernel = _kernel(name, self._world, _KINDS[x.dtype], self._overlap, x.device)
+        overlap = self._overlap and row != 0  # behind a staging copy there is no kernel to overlap with
+        kernel.launch((blocks, 1, 1), threads, params, overlap=overlap)
+
+    def _params(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        residual: torch.Tensor | None,
+        row: int | None,
+        turns: int,
+        slots: tuple[int, int],
+        count: int,
+    ) -> _Params:
         limit_s = self._limit_s * (1 if is_capturing(x.device) else _EAGER_PATIENCE)
-        params = _Params(
+        return _Params(
             x.data_ptr(), out.data_ptr(), 0 if residual is None else residual.data_ptr(),
             0 if row is None else self._table.data_ptr() + row * self._world * 8,
             (ctypes.c_ulonglong * MOST_RANKS)(*self._peers),
             turns, self._failed.data_ptr(), self._told.data_ptr(),
-            0, self._slots, self._slot_bytes, int(limit_s * 1e9), vectors, self._group.rank,
+            0, *slots, int(limit_s * 1e9), count, self._group.rank,
         )  # fmt: skip
-        kernel = _kernel(name, self._world, _KINDS[x.dtype], self._overlap, x.device)
-        overlap = self._overlap and row != 0  # behind a staging copy there is no kernel to overlap with
-        kernel.launch((blocks, 1, 1), threads, params, overlap=overlap)
 
 
 def _symmetric(nbytes: int, device: torch.device) -> torch.Tensor:
