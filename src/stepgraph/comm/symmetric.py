@@ -39,7 +39,8 @@ _GATHERED, _GATHER_BLOCKS, _GATHER_THREADS = 1 << 16, 16, 256  # words of a rank
 class SymmetricKernels:
     """Push and pull of one group, its workspace and its pointer table. `Kernels` for `AllReduce`.
 
-    One symmetric allocation a rank holds the flags of the barriers, two sets of push slots and the staging buffer.
+    One symmetric allocation a rank holds the flags of the barriers, two sets of push slots, two of a gather, and the
+    staging buffer.
 
     limit_s: seconds that a captured kernel waits for a rank; NCCL's watchdog does not see what graphs wait for. An
     eager one waits six times as long, since in warm-ups one rank may compile for longer than another.
