@@ -144,7 +144,7 @@ class SymmetricKernels:
             )
 
     def close(self) -> None:
-        """Unmap peers' memory. After the graphs, and while every rank's memory is still there."""
+        """Unmap peers' memory: after the last replay, and while that memory is still there."""
         torch.cuda.synchronize(self._group.device)
         self._ipc.close()
 
