@@ -26,8 +26,11 @@ lint: .venv/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Side by side where pytest-xdist is there; then, one by one, those that would measure the others too.
 gpu-test:
-	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(ARGS)
+	PYTHONPATH=src $(PYTHON) -m pytest -m "gpu and not alone" \
+		$$($(PYTHON) -c "import xdist" 2>/dev/null && printf '%s' '-n 8') $(ARGS)
+	PYTHONPATH=src $(PYTHON) -m pytest -m "gpu and alone" $(ARGS)
 
 tables:
 	$(VENV_PYTHON) scripts/render_tables.py

@@ -42,7 +42,9 @@ def run_cases(folder: Path, names: list[str]) -> dict[str, Any]:
         **os.environ,
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "XDG_CACHE_HOME": str(cache / "xdg"),
-        "PYTHONPATH": f"{ROOT / 'src'}:{Path(__file__).parent}",
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "src"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        ),
     }
     for name in names:
         path = folder / f"{name}.json"

@@ -1,103 +1,35 @@
 """Llama-3-8B's shape on an H200: piecewise against breakable, full and eager, compiled and not.
 
-python benchmarks/h200_piecewise.py
+python benchmarks/h200_piecewise.py [--parts DIR] [--seconds N] [--cases decode-16,prefill-512]
+
+Each step is a case with graphs and a file of its own in DIR. The same command measures what DIR lacks, so that a case
+that takes too long costs no other; once all are there, it writes the result. Nothing is begun that would take longer
+than N seconds in all, by what the longest case so far took.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
-import statistics
+import json
 import sys
+import time
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
+from common import ROOT, commit, in_turns, machine, quantiles, ratio, versions, write_result
+from piecewise_ways import CASES, CONTEXT, MAX_LEN, TOKENS, Ways
 
-from stepgraph import SamplingParams
-from stepgraph.engine.core import EngineCore
-from stepgraph.engine.kv_blocks import blocks_for
-from stepgraph.engine.llm import attention_shape
-from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
-from stepgraph.engine.request import Request
-from stepgraph.engine.sampling_state import sampling_inputs
-from stepgraph.ops.attention import get_backend
 from stepgraph.ops.operations import get_operations
-from stepgraph.runtime import GraphConfig, GraphRunner, Ladder
+from stepgraph.runtime import GraphRunner
 
-SHAPE, DEVICE, DTYPE, MAX_LEN, CONTEXT = "llama-3-8b", "cuda", torch.bfloat16, 4096, 512
-ROWS, TOKENS = (1, 16, 64), (1, 16, 128, 512, 2048)
-ROUNDS, STEPS_A_ROUND = 12, 3
+SHAPE, DEVICE, DTYPE, ROUNDS = "llama-3-8b", "cuda", torch.bfloat16, 12
 PIECEWISE = "reference, breakable, compiled"  # first, so that its compile seconds are those of a cold cache
-GRAPHS = {"breakable": "PIECEWISE", "full": "FULL", "eager": "NONE"}
-
-
-class Ways:
-    """One operation set's engine, and the runners that share its step and buffers, by the name of the way."""
-
-    def __init__(self, model: DecoderModel, compilers: tuple[str, ...]) -> None:
-        device, blocks = model.device, blocks_for(MAX_LEN)
-        rows, per_row = max(ROWS), blocks_for(CONTEXT + 1)
-        backend = get_backend(None, device, attention_shape(model.config), max_rows=rows, max_len=MAX_LEN)
-        ladders = {"ladder": Ladder.explicit(ROWS), "prefill_ladder": Ladder.explicit(TOKENS)}
-        self.core = EngineCore(
-            model,
-            backend,
-            GraphConfig.preset("FULL", **ladders),
-            max_num_seqs=rows,
-            max_model_len=MAX_LEN,
-            num_blocks=1 + blocks + rows * per_row,
-            chunk_tokens=max(TOKENS),
-            penalties=False,
-        )
-        self.core.kv_cache.normal_(generator=torch.Generator(device).manual_seed(1))
-        self.buffers, step = self.core.buffers, self.core.runner._step
-        self.runners = {
-            f"{model.operations.name}, {graphs}{'' if compiler == 'off' else ', compiled'}": GraphRunner(
-                step, self.buffers, GraphConfig.preset(mode, **ladders, compile=compiler)
-            )
-            for compiler in compilers
-            for graphs, mode in GRAPHS.items()
-        }
-        order = torch.randperm(blocks + rows * per_row, generator=torch.Generator().manual_seed(2)).int() + 1
-        width = self.buffers["block_tables"].shape[1]
-        self.long, self.short = torch.zeros(1, width).int(), torch.zeros(rows, width).int()
-        self.long[0, :blocks] = order[:blocks]
-        self.short[:, :per_row] = order[blocks:].view(rows, per_row)
-        self.prompt = torch.randint(model.config.vocab_size, (max(TOKENS),), generator=torch.Generator().manual_seed(3))
-
-    def stage(self, size: int, *, decode: bool) -> None:
-        """`size` rows that decode at CONTEXT, or one prompt of so many tokens; a prompt of one stands at CONTEXT."""
-        self.rows = size if decode else 1
-        self.end = CONTEXT if decode or size == 1 else size
-        tables = self.short[:size] if decode else self.long
-        state = {"tokens": [1], "positions": [0], "seq_lens": [0]}
-        self.buffers.patch(list(range(self.rows)), **{k: v * self.rows for k, v in state.items()}, block_tables=tables)
-        requests = [Request(i, [1], SamplingParams(temperature=0), 7, 16) for i in range(self.rows)]
-        brought = [1] * self.rows if decode else [size]
-        self.inputs = {
-            **sampling_inputs(requests, penalties=False),
-            "query_lens": brought,
-            "prompt_tokens": [-1] * size if decode else self.prompt[:size],
-        }
-        self.call: dict[str, Any] = {"num_requests": self.rows} if decode else {"num_requests": 1, "num_tokens": size}
-
-    def rewind(self) -> None:
-        self.buffers["positions"][: self.rows] = self.end - 1
-        self.buffers["seq_lens"][: self.rows] = self.end
-        self.buffers["tokens"][: self.rows] = 1
-
-    def tokens(self, way: str) -> list[int]:
-        """Twice, since the first step of a way may compile."""
-        for _ in range(2):
-            self.rewind()
-            output = self.runners[way](**self.call, **self.inputs)
-        return output.tokens.tolist()
-
-    def ms(self, way: str) -> float:
-        runner = self.runners[way]
-        return statistics.median(device_ms(lambda: runner(**self.call), STEPS_A_ROUND, before=self.rewind, warm=1))
+PARTS = ROOT / "benchmarks" / "parts" / "h200_piecewise"
 
 
 def capture(runner: GraphRunner) -> dict[str, Any]:
@@ -109,72 +41,124 @@ def capture(runner: GraphRunner) -> dict[str, Any]:
     return found
 
 
+def measure(case: str, sides: list[Ways]) -> dict[str, Any]:
+    """The case's part of the result."""
+    for side in sides:
+        side.begin(case)
+    homes = {way: side for side in sides for way in side.runners}
+    captures = {way: capture(side.runners[way]) for way, side in homes.items()}
+    wrong = [f"{case}, {way}: dropped {found['dropped']}" for way, found in captures.items() if found["dropped"]]
+    for side in sides:
+        side.stage()
+    chosen = {way: side.tokens(way) for way, side in homes.items()}
+    for side in sides:
+        for compiled in (True, False):
+            group = [way for way in side.runners if ("compiled" in way) is compiled]
+            if len({tuple(chosen[way]) for way in group}) > 1:
+                wrong.append(f"{case}: ways of one arithmetic differ: {group}")
+    samples = {
+        way: in_turns(ROUNDS, partial(side.ms, way), partial(homes[PIECEWISE].ms, PIECEWISE))
+        for way, side in homes.items()
+        if way != PIECEWISE
+    }
+    for way, side in homes.items():
+        stats = side.runners[way].stats
+        modes, compiles = list(stats.by_mode()), stats.compiles
+        captures[way] |= {"modes": modes, "compiled while serving": compiles, "its seconds": stats.compile_seconds}
+        late = compiles and "eager" not in way
+        if late or ("EAGER" in modes) != ("eager" in way):
+            wrong.append(f"{case}, {way}: ran as {modes}, {compiles} sizes compiled while serving")
+    for side in sides:
+        side.let_go()
+    return {
+        "case": case,
+        "captures": captures,
+        "tokens": chosen,
+        "samples": samples,
+        "wrong": wrong,
+        "machine": machine(),
+        "versions": versions("torch", "triton", "cuda-bindings"),
+        "commit": commit(),
+    }
+
+
+def row_of(part: Mapping[str, Any]) -> list[Any]:
+    """Of the result's table: piecewise beside each other way."""
+    pairs = list(part["samples"].values())
+    row = [part["case"].replace("-", " of "), quantiles([piecewise for _, piecewise in pairs[0]])["median"]]
+    for taken in pairs:
+        found = ratio(taken)
+        row += [quantiles([ms for ms, _ in taken])["median"], f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"]
+    return row
+
+
+def merge(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """One result of all cases."""
+    cold = [part["captures"][PIECEWISE] for part in parts]
+    compiling, capturing = (sum(one[f"{what} seconds"] for one in cold) for what in ("compile", "capture"))
+    distinct, pieces = (sum(one[what] for one in cold) for what in ("distinct", "pieces"))
+    others = [column for way in parts[0]["samples"] for column in (way, "/ piecewise")]
+    return {
+        "name": "h200_piecewise",
+        "definition": f"Llama-3-8B's shape, random bfloat16 weights: device time of a whole step, sampling "
+        f"included, for decodes at context {CONTEXT} and for prompts of {TOKENS[0]} (at that context) to "
+        f"{TOKENS[-1]} tokens. Piecewise is inductor on the `reference` operations, each piece in a graph of its "
+        f"own, attention between them. Its {len(parts)} sizes were compiled in {compiling:.0f} s, nothing of a size "
+        f"being cached ({distinct} of {pieces} pieces distinct), and captured in {capturing:.0f} s with that. Each "
+        f"other way against it, paired, in turns. `eager, compiled` runs the pieces without graphs. `unfused` is what "
+        f"an engine runs by default.",
+        "unit": "ms",
+        "machine": "; ".join(dict.fromkeys(part["machine"] for part in parts)),
+        "versions": parts[0]["versions"],
+        "commit": "; ".join(dict.fromkeys(part["commit"] for part in parts)),
+        "columns": ["step", "piecewise", *others],
+        "rows": [row_of(part) for part in parts],
+        "parts": parts,
+    }
+
+
 @torch.inference_mode()
-def main() -> int:
+def measure_all(cases: list[str], folder: Path, seconds: float) -> None:
+    """The cases' parts into the folder, as far as the seconds go."""
+    began = time.perf_counter()
     model = random_model(SHAPE, device=DEVICE, dtype=DTYPE, max_positions=MAX_LEN)
     plain = copy.copy(model)
     plain.operations = get_operations("reference", model.device, model.operations._shape)
     sides = [Ways(plain, ("inductor", "off"))]
     if model.operations.name != "reference":
         sides.append(Ways(model, ("off",)))
-    homes = {way: side for side in sides for way in side.runners}
-    captures = {}
-    for way, side in homes.items():
-        captures[way] = capture(side.runners[way])
-        print(way, captures[way], flush=True)
-    wrong = [f"{way}: dropped {found['dropped']}" for way, found in captures.items() if found["dropped"]]
-    rows, samples, chosen = [], {}, {}
-    cases = [*(("decode", n) for n in ROWS), *(("prefill", n) for n in TOKENS)]
-    for phase, size in cases:
-        for side in sides:
-            side.stage(size, decode=phase == "decode")
-        name = f"{phase} of {size}"
-        chosen[name] = {way: side.tokens(way) for way, side in homes.items()}
-        for group in ({way for way in homes if "compiled" in way}, {way for way in homes if "compiled" not in way}):
-            for side in sides:
-                said = {tuple(chosen[name][way]) for way in group if homes[way] is side}
-                if len(said) > 1:
-                    wrong.append(f"{name}: ways of one arithmetic differ: {sorted(group)}")
-        row: list[Any] = [name]
-        for way in homes:
-            if way == PIECEWISE:
-                continue
-            pairs = in_turns(ROUNDS, partial(homes[way].ms, way), partial(homes[PIECEWISE].ms, PIECEWISE))
-            samples[f"{name}, {way} and piecewise"] = pairs
-            if len(row) == 1:
-                row.append(quantiles([piecewise for _, piecewise in pairs])["median"])
-            found = ratio(pairs)
-            row += [quantiles([ms for ms, _ in pairs])["median"], f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"]
-        rows.append(row)
-        print(row, flush=True)
-    serving = {way: homes[way].runners[way].stats.compiles for way in homes}
-    late = [way for way, count in serving.items() if count and "eager" not in way]
-    if late:
-        wrong.append(f"compiled while serving: {late}")
-    others = [column for way in homes if way != PIECEWISE for column in (way, "/ piecewise")]
-    cold = captures[PIECEWISE]
-    write_result(
-        {
-            "name": "h200_piecewise",
-            "definition": f"Llama-3-8B's shape, random bfloat16 weights: device time of a whole step, sampling "
-            f"included, for decodes at context {CONTEXT} and for prompts of {TOKENS[0]} (at that context) to "
-            f"{TOKENS[-1]} tokens. Piecewise is inductor on the `reference` operations, each piece in a graph of its "
-            f"own, attention between them: compiled in {cold['compile seconds']:.0f} s from a cold cache "
-            f"({cold['distinct']} of {cold['pieces']} pieces distinct), captured in {cold['capture seconds']:.0f} s "
-            f"with that. Each other way against it, paired, in turns. `eager, compiled` runs the pieces without "
-            f"graphs. `unfused` is what an engine runs by default.",
-            "unit": "ms",
-            "machine": machine(),
-            "versions": versions("torch", "triton", "cuda-bindings") if DEVICE == "cuda" else versions("torch"),
-            "commit": commit(),
-            "columns": ["step", "piecewise", *others],
-            "rows": rows,
-            "captures": captures,
-            "compiled_while_serving": serving,
-            "tokens": chosen,
-            "samples": samples,
-        }
-    )
+    longest = 0.0
+    for case in cases:
+        started = time.perf_counter()
+        if started - began + longest > seconds:
+            print(f"{started - began:.0f} s are over; {case} and what follows are left", flush=True)
+            return
+        part = measure(case, sides)
+        longest = max(longest, time.perf_counter() - started)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_result({"name": case, **part}, folder)
+        compiling = part["captures"][PIECEWISE]["compile seconds"]
+        print(f"{time.perf_counter() - started:.0f} s, {compiling:.1f} of them compiling:", row_of(part), flush=True)
+
+
+def main() -> int:
+    """0: the result is written and as it should be; 1: it is not; 2: cases are left."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", type=Path, default=PARTS)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=list(CASES))
+    options = parser.parse_args()
+    if unknown := [case for case in options.cases if case not in CASES]:
+        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    files = {case: options.parts / f"{case}.json" for case in CASES}
+    if missing := [case for case in options.cases if not files[case].exists()]:
+        measure_all(missing, options.parts, options.seconds)
+    if missing := [case for case, file in files.items() if not file.exists()]:
+        print(f"left: {', '.join(missing)}; the same command measures them")
+        return 2
+    parts = [json.loads(file.read_text(encoding="utf-8")) for file in files.values()]
+    print("written:", write_result(merge(parts)))
+    wrong = [what for part in parts for what in part["wrong"]]
     print("; ".join(wrong) or "ways of one arithmetic give the same tokens")
     return 1 if wrong else 0
 

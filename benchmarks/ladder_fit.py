@@ -1,50 +1,28 @@
 """Ladders fitted to the first half of request traces, scored on the second, beside those of vLLM and SGLang.
 
-    python benchmarks/ladder_fit.py TRACE ... [--curve FILE] [--token-ns 0] [--sizes 12]
+    python benchmarks/ladder_fit.py TRACE ... [--curve FILE] [--sizes 12]
 
 TRACE: Azure's CSV files of 2023 (github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_{conv,code}.csv).
---curve: what `stepgraph plan ladder` takes; --token-ns: ns that one token of a real row's context adds to a step, where
-the curve has no context in it. Without a curve one is put together from `h200_prefill` and `h200_unfused`: a stand-in
-for a decode step of n rows is a prefill of n tokens, and context is read as fast as a row of 8,191 tokens reads it. The
-result is then named `ladder_fit_stand_in`.
+--curve: what `stepgraph plan ladder` takes; by default the H200's that comes with the package.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
-from common import RESULTS, commit, machine, versions, write_result
+from common import commit, machine, versions, write_result
 
 from stepgraph.measure.ladder_fit.plan import plan_ladder
 from stepgraph.measure.ladder_fit.report import Plan
 from stepgraph.measure.ladder_fit.requests import Requests
 from stepgraph.measure.ladder_fit.server import Server
-from stepgraph.measure.ladder_fit.step_times import StepTimes, load_step_times
+from stepgraph.measure.ladder_fit.step_times import load_step_times
 from stepgraph.measure.ladder_fit.traffic import load_traffic
 
 RATES, BAR, MOST = (1, 4, 10, 20), 1.002, 51
 COLUMNS = ["trace", "rate", "rows p50", "rows p99", "ms a step", "/ vLLM's 51", "/ SGLang's", "/ every size"]
 COLUMNS += ["sizes for 1.002 of vLLM's"]
-
-
-def stand_in() -> tuple[StepTimes, float]:
-    """The curve, and ns a token of context, from the results of other benchmarks."""
-    prefill = _rows("h200_prefill")
-    ms = {size: float(prefill[f"prefill of {size}"][4]) for size in (1, 16, 128, 512)}
-    unfused = _rows("h200_unfused")
-    long = float(unfused["one graph, greedy, context 8,191, in turns with context 1"][1])
-    short = float(unfused["one graph, greedy, context 1"][1])
-    what = "no measured curve: a prefill of so many tokens in one graph, of h200_prefill, stands in"
-    return StepTimes.between(ms, what), (long - short) * 1e6 / 8190
-
-
-def mean_context(requests: Requests) -> float:
-    """Tokens that a row attends to, the mean over decoded tokens."""
-    decoded = requests.decode_tokens
-    return float((decoded * (requests.prompt + decoded / 2)).sum() / decoded.sum())
 
 
 def enough(server: Server, trace: Requests, rate: float, found: Plan) -> int | None:
@@ -60,16 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--curve", type=Path)
-    parser.add_argument("--token-ns", type=float, default=0.0)
     parser.add_argument("--sizes", type=int, default=12)
     options = parser.parse_args()
-    times, token_ns = (load_step_times(options.curve), options.token_ns) if options.curve else stand_in()
+    times = load_step_times(options.curve)
     rows, more = [], {}
     for path in options.traces:
         trace = load_traffic(path)
         if not isinstance(trace, Requests):
             raise SystemExit(f"{path} is no trace of requests")
-        server = Server(times, row_ns=round(token_ns * mean_context(trace)))
+        server = Server(times, row_ns=round(times.token_ns * trace.mean_context))
         for rate in RATES:
             plan = plan_ladder(server, trace, options.sizes, rate=rate, holdout=True)
             served = {name: score.served for name, score in plan.scores.items()}
@@ -87,11 +64,11 @@ def main() -> None:
             print(*rows[-1], flush=True)
     write_result(
         {
-            "name": "ladder_fit" if options.curve else "ladder_fit_stand_in",
+            "name": "ladder_fit",
             "definition": f"Mean time of a decode step on the second half of a trace, with at most {options.sizes} "
             f"sizes up to {times.largest} fitted to its first half; every ladder simulated anew, prompts computed "
             f"elsewhere. SGLang's 36 sizes up to 256, and its others to {times.largest}. Step times: {times.what}; "
-            f"{token_ns:.3g} ns a token of a real row's context.",
+            f"{times.token_ns:.3g} ns a token of a real row's context.",
             "unit": "ms; ratios of times",
             "machine": machine(),
             "versions": versions("numpy", "stepgraph"),
@@ -102,10 +79,6 @@ def main() -> None:
             "samples": {},
         }
     )
-
-
-def _rows(name: str) -> dict[str, list[Any]]:
-    return {row[0]: row for row in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from common import commit
 from memory_ladder import failure, maximum, rounds, start_ups, update, variants
 from memory_process import Process
 
@@ -89,4 +90,6 @@ if __name__ == "__main__":
     case, path = sys.argv[1], Path(sys.argv[2])
     started = perf_counter()
     found = CASES[case]()
-    path.write_text(json.dumps({"process_seconds": perf_counter() - started, **found}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"process_seconds": perf_counter() - started, "commit": commit(), **found}), encoding="utf-8"
+    )

@@ -28,7 +28,7 @@ FRACTION, MIB = 0.9, 1 << 20
 
 
 def variants(core: EngineCore, turns: int = 5) -> dict[str, Any]:
-    """Seconds of a whole ladder, each way paired with how it is done, and bytes of the way's own pools."""
+    """Seconds of a whole ladder, each way paired with one warm-up a size, and bytes of the way's own pools."""
     taken: list[int] = []
 
     def seconds(warmups: int = 1, ascending: bool = False, before_each: Callable[[], Any] | None = None) -> float:
@@ -68,7 +68,7 @@ def variants(core: EngineCore, turns: int = 5) -> dict[str, Any]:
 
     ways = {
         "one warm-up in all": lambda: seconds(0),
-        "two warm-ups": lambda: seconds(2),
+        "two warm-ups a size": lambda: seconds(2),
         "ascending": lambda: seconds(ascending=True),
         "the collector runs": collecting,
         "synchronise, empty_cache and collect a size": lambda: seconds(before_each=synchronise),
@@ -94,7 +94,7 @@ def update(runner: GraphRunner) -> dict[str, Any]:
 
     Spoils the graphs. Empty where torch does not hand out its executables.
     """
-    driver, stream = cuda_driver._driver(), torch.cuda.current_stream().cuda_stream
+    driver, stream = cuda_driver.libcuda(), torch.cuda.current_stream().cuda_stream
     graphs = [graph.recording._graph for graph in runner.capture_report.graphs.values()]  # type: ignore[attr-defined]
     updated: list[float] = []
     anew: list[float] = []

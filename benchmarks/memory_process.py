@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from stepgraph.engine.core import EngineCore
+from stepgraph.engine.graphs import WARMUPS
 from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.memory_rows import engine_rows, model_features, step_features
 from stepgraph.engine.model import DecoderModel
@@ -42,7 +43,8 @@ class Process:
     def core(self, mode: str, ladder: Ladder, chunk: int = CHUNK, rows: int | None = None) -> EngineCore:
         rows = rows or ladder.max_size
         tokens = most_tokens(chunk, rows)
-        graphs = GraphConfig.preset(mode, ladder=ladder, prefill_ladder=Ladder.sglang_prefill(tokens))
+        prefill = Ladder.sglang_prefill(tokens)
+        graphs = GraphConfig.preset(mode, ladder=ladder, prefill_ladder=prefill, warmups=WARMUPS)
         attention = get_backend(
             None, self.model.device, attention_shape(self.model.config), max_rows=rows, max_len=MAX_LEN
         )

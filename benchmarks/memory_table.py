@@ -66,7 +66,7 @@ def _ways(rows: Rows, cases: Mapping[str, Any]) -> None:
     variants = cases["variants"]
     for name, way in variants["ways"].items():
         ratio, low, high = way["ratio"]
-        rows.rows.append([f"{name}, against as it is", ratio, f"x ({low:.2f} to {high:.2f})", None, None])
+        rows.rows.append([f"{name}, against one warm-up a size", ratio, f"x ({low:.2f} to {high:.2f})", None, None])
     rows.add("pool, descending sizes", variants["pool_as_it_is"] / MIB, "MiB")
     rows.add("pool, ascending sizes", max(variants["ways"]["ascending"]["pool"]) / MIB, "MiB")
     update = cases["decode"]["update"]

@@ -6,7 +6,8 @@ named NAME replaces whatever stands between `<!-- table:NAME -->` and `<!-- /tab
 
     python scripts/render_tables.py [--check] [FILE ...]
 
-FILE defaults to README.md. With --check nothing is written, and the exit status is 1 where a table is out of date.
+FILE defaults to README.md and docs/results.md. With --check nothing is written, and the exit status is 1 where a table
+is out of date.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def fill(text: str, results: Mapping[str, Mapping[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Render the result tables from benchmarks/results/*.json.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a table is out of date")
-    parser.add_argument("files", nargs="*", type=Path, default=[ROOT / "README.md"], metavar="FILE")
+    parser.add_argument(
+        "files", nargs="*", type=Path, default=[ROOT / "README.md", ROOT / "docs" / "results.md"], metavar="FILE"
+    )
     options = parser.parse_args(argv)
     try:
         results = load_results(RESULTS)

@@ -37,7 +37,7 @@ def test_a_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         (["--rows", "0"], "all start at 1"),
         (["--rounds", "0"], "all start at 1"),
         (["--picture", "bench.pdf"], "must end in .png"),
-        (["llama-3-8b", "--prompt", "9000"], "lower the context"),
+        (["llama-3-8b", "--prompt", "9000"], "of context or prompt"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

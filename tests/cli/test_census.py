@@ -87,7 +87,7 @@ def test_a_family_that_only_transformers_runs(capsys: pytest.CaptureFixture[str]
         (["--rows", "0"], "both start at 1"),
         (["--picture", "census.jpg"], "must end in .png"),
         (["llama-3-8b", "--transformers"], "transformers is given a Hugging Face directory"),
-        (["llama-3-8b", "--context", "9000"], "lower the context"),
+        (["llama-3-8b", "--context", "9000"], "lower the tokens of context"),
     ],
 )
 def test_bad_input_is_one_line(

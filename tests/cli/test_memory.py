@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.one_adapter import write_one_projection
 
 from stepgraph.cli.app import main
 from stepgraph.runtime.memory.estimate import Fit
@@ -41,6 +42,12 @@ def profile(tmp_path: Path) -> Path:
     save_profile(one, tmp_path / "profile.json")
     save_profile(replace(one, total_bytes=10 * GIB), tmp_path / "small.json")
     return tmp_path / "profile.json"
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> str:
+    """For the demo model."""
+    return write_one_projection(tmp_path / "adapter")
 
 
 class TestMemory:
@@ -86,6 +93,56 @@ class TestMemory:
     def test_so_is_a_profile_that_cannot_be_read(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert call("memory", "--model", "/nowhere", "--profile", "/none") == 2
         assert "profile: /none cannot be read" in capsys.readouterr().err
+
+
+class TestCompiledAndWithAnAdapter:
+    def report(self, capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+        assert call(*argv, "--json") == 0
+        return json.loads(capsys.readouterr().out)
+
+    def test_seconds_of_compiling_are_apart(self, demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        report = self.report(capsys, "memory", *SMALL, "--graphs", "piecewise", "--compile", "aot_eager")
+        families, total = report["families"].values(), report["compile"]
+        assert sum(family["compile_seconds"] for family in families) == pytest.approx(total["seconds"])
+        assert {graph["compile_seconds"] > 0 for graph in report["graphs"]} == {True}
+        assert total["distinct"] < total["pieces"] and report["seconds"] > total["seconds"]
+
+    def test_what_was_compiled_is_in_the_table(self, demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        few = (*SMALL, "--graphs", "FULL_DECODE_ONLY", "--compile", "aot_eager")
+        assert call("memory", *few) == 0
+        out = capsys.readouterr().out
+        assert "compiled with aot_eager: " in out and " pieces in " in out
+
+    def test_graphs_with_the_adapter_and_its_slot_are_rows(
+        self, demo_model: Path, capsys: pytest.CaptureFixture[str], adapter: str
+    ) -> None:
+        report = self.report(capsys, "memory", *SMALL, "--adapter", adapter)
+        assert set(report["families"]) == {"prefill with adapters", "decode with adapters"}
+        assert {row["name"] for row in report["rows"]} >= {"adapters", "decode with adapters graphs: pool"}
+        assert report["compile"] is None
+
+    def test_so_they_are_in_a_plan(
+        self, demo_model: Path, capsys: pytest.CaptureFixture[str], adapter: str, profile: Path
+    ) -> None:
+        plan = ("plan", "memory", str(demo_model), "--profile", str(profile), "--dtype", "float32")
+        alone = self.report(capsys, *plan)
+        report = self.report(capsys, *plan, "--adapter", adapter, "--graphs", "piecewise", "--compile", "inductor")
+        measured = self.report(capsys, "memory", *SMALL, "--adapter", adapter)
+        slot = {row["name"]: row["bytes"] for row in measured["rows"]}["adapters"]
+        assert {row["name"]: row["bytes"] for row in report["rows"]}["adapters"] == slot
+        assert alone["notes"] == [] and "not compiled or with adapters" in report["notes"][0]
+        assert call(*plan, "--adapter", adapter) == 0 and "not with adapters" in capsys.readouterr().out
+
+    def test_an_adapter_that_is_none_is_refused_before_the_model_loads(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, profile: Path
+    ) -> None:
+        for argv in (
+            ("memory", "--model", "/nowhere"),
+            ("plan", "memory", "llama-3-8b", "--profile", str(profile)),
+            ("verify",),
+        ):
+            assert call(*argv, "--adapter", str(tmp_path)) == 2
+            assert "adapter_config.json is missing" in capsys.readouterr().err
 
 
 class TestPlan:

@@ -7,6 +7,7 @@ import pytest
 from measure.ladder_cases import AZURE
 
 from stepgraph.cli.app import main
+from stepgraph.measure.ladder_fit.traffic import load_traffic
 
 
 @pytest.fixture
@@ -39,6 +40,20 @@ def test_a_trace(capsys: pytest.CaptureFixture[str], curve: str, tmp_path: Path)
     assert flags[0].startswith("vLLM: --cudagraph-capture-sizes ") and flags[0].endswith(" 64")
 
 
+def test_what_context_adds_is_the_curves_own(capsys: pytest.CaptureFixture[str], curve: str, tmp_path: Path) -> None:
+    """So many ns a token of the trace's mean context, unless µs a row are given."""
+    found = json.loads(Path(curve).read_text())["curve"]
+    with_tokens = tmp_path / "tokens.json"
+    with_tokens.write_text(json.dumps({"curve": {**found, "token_ns": 20.0}}))
+    context = load_traffic(AZURE).mean_context
+    notes = []
+    for arguments in ([], ["--row-us", "3.25"]):
+        code, out, _ = run(capsys, str(AZURE), "--curve", str(with_tokens), *arguments)
+        assert code == 0
+        notes.append(" ".join(out.split()))
+    assert f"{round(20 * context) / 1e3:g} µs more" in notes[0] and "3.25 µs more" in notes[1]
+
+
 def test_a_histogram(capsys: pytest.CaptureFixture[str], curve: str, tmp_path: Path) -> None:
     (tmp_path / "steps.json").write_text('{"5": 100, "9": 20}')
     code, out, _ = run(capsys, str(tmp_path / "steps.json"), "--curve", curve)
@@ -51,7 +66,12 @@ def test_a_histogram(capsys: pytest.CaptureFixture[str], curve: str, tmp_path: P
         (["--max-sizes", "0"], "room for no size"),
         (["--max-mib", "5"], "needs --mib-a-size"),
         (["--max-rows", "65"], "where the latency curve ends"),
+        (["--max-mib", "nan", "--mib-a-size", "1"], "is no number"),
+        (["--max-mib", "5", "--mib-a-size", "inf"], "needs --mib-a-size"),
         (["--rate", "-1"], "not above 0"),
+        (["--rate", "1e-300"], "more than a century"),
+        (["--row-us", "inf"], "at most a second"),
+        (["--prefill-us", "1e300"], "at most a second"),
         (["--row-us", "-1"], "not below 0"),
         (["--prefill-us", "0"], "above it"),
         (["--picture", "ladder.pdf"], "must end in .png"),

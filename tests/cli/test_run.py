@@ -70,6 +70,24 @@ def test_thirteen_prompts_run_padded_to_sixteen(demo_model: Path, capsys: pytest
     assert "13 → 16" in text and "3 padded rows each (FULL, padded)" in text
 
 
+def test_many_steps_a_launch_give_the_same_text(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = (FRANCE, "--max-tokens", "12", "--device", "cpu", "--ladder", "1")
+    alone, many = as_json(capsys, *common), as_json(capsys, *common, "--steps-per-launch", "auto")
+    assert alone["results"] == many["results"]
+    assert alone["steps"] - many["steps"] in (0, 1)  # where a text ends early, one more step was on its way
+    assert alone["loops"] == {"launches": 0, "steps": 0, "not": {}} and many["loops"]["steps"] >= 5
+    assert call(*common, "--steps-per-launch", "auto") == 0
+    assert "one by one" in capsys.readouterr().out  # a single answer is printed as it arrives
+    assert call(*common, "--steps-per-launch", "3") == 0
+    assert re.search(r"loops +\d+ steps in \d+ launches", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "some", "1.5"])
+def test_what_is_no_number_of_steps_is_refused(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(FRANCE, "--steps-per-launch", asked) == 2
+    assert "steps_per_launch is" in capsys.readouterr().err
+
+
 def test_what_breaks_cost_is_told(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(FRANCE, "--max-tokens", "2", "--device", "cpu", "--graphs", "breakable") == 0
     text = capsys.readouterr().out

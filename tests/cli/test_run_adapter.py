@@ -6,22 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
+from cli.one_adapter import write_one_projection
 
 from stepgraph.cli.app import main
 
-HIDDEN, PROJECTION = 576, "base_model.model.model.layers.3.self_attn.q_proj.lora_"  # of the demo model
 OPTIONS = ["--max-tokens", "6", "--device", "cpu", "--ladder", "1", "--json", "What is the capital of France?"]
-
-
-def write(folder: Path, strength: float) -> str:
-    noise = torch.Generator().manual_seed(0)
-    a, b = torch.randn(4, HIDDEN, generator=noise), torch.randn(HIDDEN, 4, generator=noise) * strength
-    save_file({f"{PROJECTION}A.weight": a, f"{PROJECTION}B.weight": b}, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4}
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return str(folder)
 
 
 def call(*argv: str) -> int:
@@ -33,7 +22,7 @@ def call(*argv: str) -> int:
 def test_every_prompt_has_it(demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reports = []
     for strength in (None, 0.0, 1.0):
-        argv = [] if strength is None else ["--adapter", write(tmp_path, strength)]
+        argv = [] if strength is None else ["--adapter", write_one_projection(tmp_path, strength)]
         assert call(*argv) == 0
         reports.append(json.loads(capsys.readouterr().out))
     without, nothing, strong = (report["results"][0]["token_ids"] for report in reports)

@@ -74,7 +74,12 @@ def test_bad_input_is_told_and_ends_all_ranks(model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("more", "message"), [(("--tp", "0"), "at least one rank"), (("--tp", "3"), "3 ranks for 4 heads")]
+    ("more", "message"),
+    [
+        (("--tp", "0"), "at least one rank"),
+        (("--tp", "3"), "3 ranks for 4 heads"),
+        (("--tp", "2", "--steps-per-launch", "auto"), "with several ranks it is 1"),
+    ],
 )
 def test_ranks_that_cannot_be(model: Path, more: tuple[str, ...], message: str) -> None:
     done = run(*options(model, *more))

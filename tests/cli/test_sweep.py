@@ -33,11 +33,28 @@ def test_a_sweep_goes_on_where_it_was_interrupted(capsys: pytest.CaptureFixture[
     assert lines[1] in out.read_text().splitlines()
 
 
+def test_compile_modes_and_graphs_cross(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model, out = str(write_checkpoint(tmp_path / "model")), tmp_path / "sweep.jsonl"
+    capsys.readouterr()
+    few = [model, "--out", str(out), "--device", "cpu", "--context", "16", "--steps", "3", "--rows", "2", "--json"]
+    code, text, err = run(capsys, *few, "--compile", "off,aot_eager", "--graphs", "full,piecewise,breakable,disabled")
+    cells = json.loads(text)["cells"]
+    ran = {(row["cell"]["compile"], row["cell"]["graphs"]): row["failed"] or row["resolved"]["decode"] for row in cells}
+    assert (code, err) == (0, "")
+    assert "are of a compiled step" in ran.pop(("off", "piecewise"))
+    assert ran == {
+        ("off", "full"): "full", ("off", "breakable"): "breakable", ("off", "disabled"): "disabled",
+        ("aot_eager", "full"): "full", ("aot_eager", "piecewise"): "piecewise",
+        ("aot_eager", "breakable"): "piecewise", ("aot_eager", "disabled"): "disabled",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--compile", "on"], "no compiled step yet"),
-        (["--graphs", "piecewise"], "compiles none yet"),
+        (["--compile", "on"], "compile 'on' is not one of off, inductor, aot_eager"),
+        (["--graphs", "fast"], "graphs 'fast' is not one of full"),
         (["--rows", "1,x"], "no list of numbers"),
         (["--picture", "sweep.pdf"], "must end in .png"),
         (["--steps", "1"], "it takes 2 steps"),
@@ -51,3 +68,12 @@ def test_bad_input_is_one_line(
     code, out, err = run(capsys, *arguments, "--out", str(tmp_path / "sweep.jsonl"), "--device", "cpu")
     assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_a_cell_is_measured(
+    demo_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stepgraph.measure.sweep.processes._Process", None)  # what would measure one
+    (tmp_path / "file").touch()
+    code, out, err = run(capsys, "--out", str(tmp_path / "file" / "sweep.jsonl"), "--device", "cpu")
+    assert (code, out) == (2, "") and str(tmp_path / "file") in err and len(err.splitlines()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from engine.hf import write_checkpoint
@@ -33,6 +34,26 @@ def test_json(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert report["ok"] and {key["mode"] for key in report["keys"]} == {"BREAKABLE"}
 
 
+def test_compiled_pieces(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    piecewise = ("--model", checkpoint, "--device", "cpu", "--graphs", "piecewise", "--json")
+    assert call(*piecewise, "--compile", "aot_eager") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and {key["mode"] for key in report["keys"]} == {"PIECEWISE"}
+    assert call(*piecewise) == 2 and "are of a compiled step" in capsys.readouterr().err
+    assert call(*piecewise, "--rtol", "-1") == 2 and "rtol -1.0 must be" in capsys.readouterr().err
+
+
+def test_with_an_adapter(checkpoint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from engine.adapters import write_adapter
+
+    adapter = write_adapter(Path(checkpoint), tmp_path / "adapter", seed=0)
+    capsys.readouterr()  # what transformers tells of writing it
+    assert call("--model", checkpoint, "--device", "cpu", "--adapter", str(adapter), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and all("1 adapter" in key["key"] for key in report["keys"]), report
+
+
 def test_a_wrong_replay_is_exit_1(
     checkpoint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,9 +61,9 @@ def test_a_wrong_replay_is_exit_1(
 
     verify = LLM.verify
 
-    def after_a_change(llm: LLM):
+    def after_a_change(llm: LLM, **tolerance: float):
         object.__setattr__(llm.core.model.operations._shape, "norm_eps", 0.5)  # the graphs keep the old one
-        return verify(llm)
+        return verify(llm, **tolerance)
 
     monkeypatch.setattr(LLM, "verify", after_a_change)
     assert call("--model", checkpoint, "--device", "cpu") == 1

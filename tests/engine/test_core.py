@@ -82,7 +82,7 @@ def test_2000_replays_with_joins_and_leaves(ladder: Ladder, device) -> None:
             core.scheduler.add(waiting.pop(0))
         before = core.kv_cache.clone() if core.runner.stats.steps % 100 == 0 else None
         rows = list(core.scheduler.rows)
-        written = [(one, list(one.blocks), one.computed) for one in rows]
+        written = [(one, list(one.blocks), one.num_tokens - 1) for one in rows]
         produced = core.step()
         check_rows(core)
         if before is not None:
@@ -105,7 +105,7 @@ def check_rows(core) -> None:
         assert value[live:].eq(0).all(), f"{name} holds stale rows behind {live}"
     assert live - len(rows) in (0, 1)
     assert state["tokens"][: len(rows)].tolist() == [one.last_token for one in rows]
-    assert state["seq_lens"][: len(rows)].tolist() == [one.num_tokens for one in rows]
+    assert state["seq_lens"][: len(rows)].tolist() == [0 if one.ended else one.num_tokens for one in rows]
 
 
 def check_untouched(core, before: torch.Tensor, every) -> None:

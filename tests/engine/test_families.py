@@ -111,7 +111,7 @@ def test_half_precision_runs_graphed_as_eagerly(case: tuple[Case, Path]) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("operations", ["reference", "unfused"])
+@pytest.mark.parametrize("operations", ["reference", "unfused", "fused"])
 def test_on_a_gpu_in_float32(case: tuple[Case, Path], operations: str) -> None:
     """Sums are ordered otherwise there: where two tokens are within a thousandth either may be taken."""
     llm = LLM(case[1], device="cuda", dtype="float32", operations=operations, max_num_seqs=3, chunk_tokens=48)

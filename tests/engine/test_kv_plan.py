@@ -265,6 +265,7 @@ def test_an_llm_that_cannot_fit_loads_no_weight(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu_the_cache_ends_where_the_fraction_does(tmp_path: Path) -> None:
     """The model's useful cache is far smaller than a GPU, so the size is asked for; the table must still add up."""
     llm = LLM(write_checkpoint(tmp_path), device="cuda", max_num_seqs=4, memory_fraction=0.8)

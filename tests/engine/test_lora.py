@@ -153,8 +153,11 @@ def test_an_adapter_that_is_not_there_is_refused(llm: LLM) -> None:
         llm.generate("Hello", adapter="four")
     with pytest.raises(RequestError, match="2 adapters for 1 prompts"):
         llm.generate("Hello", adapter=["one", "two"])
-    with pytest.raises(RequestError, match="not loaded"):
-        llm.unload_adapter("four")
+    with pytest.raises(RequestError, match="adapters are names: one for all prompts, or a list"):
+        llm.generate("Hello", adapter={"one": 1})  # type: ignore[arg-type]
+    for name in ("four", ["one"], None):
+        with pytest.raises(RequestError, match="not loaded"):
+            llm.unload_adapter(name)
 
 
 def test_without_room_for_adapters_there_are_none(base: Path, saved: dict) -> None:
@@ -195,7 +198,7 @@ def test_a_graph_config_may_have_cases_of_its_own(base: Path) -> None:
 
 
 def test_every_graph_is_as_eager_also_with_empty_slots(base: Path, saved: dict, want: dict) -> None:
-    llm = LLM(base, device="cpu", max_num_seqs=4, chunk_tokens=32, lora=LORA)
+    llm = LLM(base, device="cpu", max_num_seqs=4, chunk_tokens=160, lora=LORA)  # of 128 tokens are the longest
     llm.load_adapter("one", saved["one"])
     report = llm.verify()
     assert report.ok, str(report)
@@ -218,7 +221,7 @@ def test_the_ledger_tells_graphs_with_adapters_apart(base: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", ["full", "breakable", "disabled"])
-@pytest.mark.parametrize("operations", ["unfused", "reference"])
+@pytest.mark.parametrize("operations", ["unfused", "fused", "reference"])
 def test_tokens_on_a_gpu(base: Path, saved: dict, want: dict, graphs: str, operations: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     llm = LLM(base, device="cuda", dtype="float32", max_num_seqs=16, graphs=graphs, operations=operations, lora=LORA)
@@ -226,4 +229,5 @@ def test_tokens_on_a_gpu(base: Path, saved: dict, want: dict, graphs: str, opera
         llm.load_adapter(name, folder)
     mine = [MIXED[row % 4] for row in range(13)]
     assert tokens(llm, PROMPTS, mine) == [want[name][row] for row, name in enumerate(mine)]
-    assert llm.verify().ok
+    if graphs != "disabled":
+        assert llm.verify().ok

@@ -53,6 +53,7 @@ def test_ten_start_ups_leave_nothing_in_the_pool() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_ten_start_ups_leave_nothing_on_the_device() -> None:
     """No kernel, workspace or graph of an earlier engine stays once the first has loaded what all share."""
     used = []

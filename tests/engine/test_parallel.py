@@ -15,6 +15,7 @@ from comm.ranks_in_processes import Ended, results, run_ranks
 from engine.hf import write_checkpoint
 
 from stepgraph.comm.all_reduce import AllReduce
+from stepgraph.comm.errors import CommError
 from stepgraph.comm.group import Group
 from stepgraph.engine import LLM, SamplingParams
 from stepgraph.engine.errors import RequestError
@@ -67,7 +68,8 @@ def generated(group: Group, folder: Path, graphs: list[str]) -> dict[str, Any]:
         llm = make_llm(folder, mode, parallel=mine)
         # What another rank asks for does not matter: requests are rank 0's.
         params = MIXED if group.rank == 0 else GREEDY
-        found[mode] = tokens(llm, GREEDY), tokens(llm, params), llm.stats.as_dict()["modes"], mine.frozen()
+        both, told = (tokens(llm, GREEDY), tokens(llm, params)), llm.core._flights.told.tolist()
+        found[mode] = *both, llm.stats.as_dict()["modes"], mine.frozen(), told
     return found
 
 
@@ -85,10 +87,12 @@ def test_tokens_equal_those_of_one_rank(tmp_path: Path, family: str, world: int,
     (tmp_path / "ranks").mkdir()
     alone = make_llm(folder, "full")
     expected = tokens(alone, GREEDY), tokens(alone, MIXED)
-    for found in results(run_ranks(world, tmp_path / "ranks", generated, folder, graphs)):
+    of_ranks = results(run_ranks(world, tmp_path / "ranks", generated, folder, graphs))
+    for found in of_ranks:
         for mode in graphs:
-            greedy, mixed, modes, frozen = found[mode]
+            greedy, mixed, modes, frozen, told = found[mode]
             assert (greedy, mixed) == expected, mode
+            assert told == of_ranks[0][mode][-1], "each rank's device tells its host the same"
             if mode == "disabled":
                 assert set(modes) == {"EAGER"} and not frozen
             else:
@@ -129,6 +133,48 @@ def fails_in_capture(group: Group, folder: Path) -> None:
     if group.rank == 1:
         mine.sampler = broken_sampler  # type: ignore[method-assign,assignment]
     make_llm(folder, "full", parallel=mine)
+
+
+def follows(group: Group, folder: Path) -> list[str]:
+    """What a rank does at each step, of steady decode and of changes, in its order."""
+    mine = parallel(group)
+    llm = make_llm(folder, "full", parallel=mine, max_num_seqs=2)
+    core, done = llm.core, list[str]()
+    agree, run, check, take = mine.agree_on_step, core._run, mine.check, core._flights._take
+
+    def noting(what: str, function: Any) -> Any:
+        def noted(*arguments: Any) -> Any:
+            done.append(what)
+            return function(*arguments)
+
+        return noted
+
+    mine.agree_on_step = noting("agree", agree)  # type: ignore[method-assign]
+    core._run = noting("launch", run)  # type: ignore[method-assign]
+    core._flights._check = noting("check", check)
+    core._flights._take = noting("take", take)  # type: ignore[method-assign]
+    ends = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (9, 3, 5, 1)]
+    llm.generate(PROMPTS, ends)
+    return done
+
+
+def raises_before_tokens(group: Group, folder: Path) -> tuple[list[int], int]:
+    """The fourth step goes wrong; the step behind it is launched by then."""
+    mine, seen = parallel(group), []
+    llm = make_llm(folder, "full", parallel=mine)
+    core, check, calls = llm.core, mine.check, []
+
+    def late() -> None:
+        calls.append(len(core._flights))
+        check()
+        if len(calls) == 4:
+            raise CommError("a planted lateness")
+
+    core._flights._check = late
+    with pytest.raises(CommError, match="a planted lateness"):
+        for delta in llm.stream([[1, 2, 3]], GREEDY):
+            seen.append(delta.request_id)
+    return calls, len(seen)
 
 
 def has_another_ladder(group: Group, folder: Path) -> None:
@@ -177,6 +223,23 @@ def test_a_rank_that_raises_in_its_capture_is_known_to_all(tmp_path: Path, small
     assert first.error is not None and "rank 1 failed: rank 1, step of" in first.error
 
 
+def test_ranks_agree_before_a_launch_and_check_before_tokens(tmp_path: Path, small: Path) -> None:
+    first, second = results(run_ranks(2, tmp_path, follows, small))
+    assert first == second
+    assert first[:4] == ["agree", "launch", "agree", "launch"], "the second step is launched ahead"
+    launches = [at for at, what in enumerate(first) if what == "launch"]
+    agreed = [at for at in launches if first[at - 1] == "agree"]
+    assert first.count("agree") == len(agreed), "a changed batch is agreed on and then launched"
+    assert 4 <= len(agreed) < len(launches), "of steady decode nothing is said"
+    taken = [at for at, what in enumerate(first) if what == "take"]
+    assert len(taken) == len(launches) and all(first[at - 1] == "check" for at in taken)
+
+
+def test_tokens_of_a_step_that_went_wrong_are_not_given(tmp_path: Path, small: Path) -> None:
+    for calls, seen in results(run_ranks(2, tmp_path, raises_before_tokens, small)):
+        assert calls == [2, 2, 2, 2] and seen <= 3
+
+
 def test_a_rank_with_another_ladder_is_known_to_all(tmp_path: Path, small: Path) -> None:
     for one in ended(tmp_path, has_another_ladder, small):
         assert one.error is not None and "ranks disagree on what to capture" in one.error
@@ -204,6 +267,11 @@ def test_what_ranks_cannot_have() -> None:
         mine.graphs(lazy)
     with pytest.raises(ConfigError, match="does not see the collectives"):
         mine.graphs(tiny_graphs("full", compile="aot_eager"))
+    with pytest.raises(ConfigError, match="adapters: they are whole"):
+        mine.require_plain(adapters=True, steps_per_launch=1)
+    with pytest.raises(ConfigError, match="steps_per_launch: with several ranks it is 1"):
+        mine.require_plain(adapters=False, steps_per_launch=2)
+    mine.require_plain(adapters=False, steps_per_launch=1)
     with pytest.raises(RequestError, match="top_k is 65, and each rank offers 64"):
         mine.require(SamplingParams(temperature=1, top_k=65))
     mine.candidates = 0

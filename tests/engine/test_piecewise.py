@@ -66,8 +66,9 @@ def test_inductor_on_a_gpu_is_near_eager(graphs: str) -> None:
 
 def test_kernels_that_the_compiler_does_not_see_are_refused() -> None:
     assert choose_operations(None, "cuda", compiled=True) == "reference"
-    with pytest.raises(ConfigError, match="does not see the kernels of 'unfused'"):
-        choose_operations("unfused", "cuda", compiled=True)
+    for name in ("unfused", "fused"):
+        with pytest.raises(ConfigError, match=f"does not see the kernels of '{name}'"):
+            choose_operations(name, "cuda", compiled=True)
 
 
 def test_a_configuration_has_a_compiler_of_its_own() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from engine.tiny import CONFIG, request, run_all, tiny_engine
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepgraph.engine.kv_blocks import BLOCK_SIZE
 from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.ops.sampling import sample
-from stepgraph.runtime import BatchDescriptor, ConfigError, ReplayError
+from stepgraph.runtime import BatchDescriptor, ReplayError
 
 
 def batches(**changes) -> RandomBatches:
@@ -47,12 +49,37 @@ def test_random_batches_are_such_as_the_engine_might_have(batch: BatchDescriptor
             assert int((prompt == -1).sum()) <= int((query_lens == 1).sum())
 
 
-def test_no_room_for_what_may_be_drawn_says_what_to_change() -> None:
-    batches().require_room(16, 64)
-    with pytest.raises(ConfigError, match="at least 20 blocks and a max_model_len of 64"):
-        batches(num_blocks=19).require_room(16, 64)
-    with pytest.raises(ConfigError, match="requests of up to 50 tokens"):
-        batches(max_model_len=50).require_room(16, 64)
+@given(data=st.data())
+def test_batches_that_the_engine_cannot_have_give_way_to_the_nearest(data: st.DataObject) -> None:
+    longest, blocks = data.draw(st.integers(1, 100)), data.draw(st.integers(1, 40))
+    asked = BatchDescriptor.mixed(tokens := data.draw(st.integers(1, 300)), data.draw(st.integers(1, min(tokens, 16))))
+    slots = data.draw(st.integers(asked.num_reqs, 16))
+    small = batches(max_model_len=longest, num_blocks=blocks, max_blocks=7)
+    batch = small.nearest(asked, slots)
+    assert batch.num_reqs <= min(slots, blocks) and batch.num_tokens <= asked.num_tokens
+    inputs = small(batch, torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
+    query_lens, tables = inputs["query_lens"], inputs["block_tables"]
+    assert len(query_lens) == batch.num_reqs and query_lens.sum() == batch.num_tokens
+    assert 1 <= query_lens.min() <= query_lens.max() <= inputs["seq_lens"].max() <= longest
+    held = tables[tables > 0]
+    assert len(held.unique()) == len(held) and held.max() <= blocks
+    assert torch.equal((tables > 0).sum(1), (inputs["seq_lens"].long() + BLOCK_SIZE - 1) // BLOCK_SIZE)
+
+
+def test_the_nearest_is_the_batch_itself_where_there_is_room() -> None:
+    small = batches(max_model_len=128, num_blocks=96)
+    assert small.nearest(BatchDescriptor.mixed(512, 7, 2), 16) == BatchDescriptor.mixed(512, 7, 2)
+    assert small.nearest(BatchDescriptor.mixed(512, 1), 16) == BatchDescriptor.mixed(512, 4)
+    assert small.nearest(BatchDescriptor.mixed(512, 1), 3) == BatchDescriptor.mixed(384, 3)
+    assert batches(num_blocks=5).nearest(BatchDescriptor.decode(8, num_loras=1), 8) == BatchDescriptor.decode(5, 1, 1)
+
+
+@pytest.mark.parametrize("sizes", [{"max_model_len": 20}, {"num_blocks": 4}, {"num_blocks": 2, "max_model_len": 1}])
+def test_an_engine_whose_steps_hold_more_than_a_request_or_the_cache(device, sizes: dict[str, int]) -> None:
+    core = tiny_engine(device, max_num_seqs=4, chunk_tokens=64, **sizes)
+    report = core.verify()
+    assert report.ok, str(report)
+    assert {one.batches for one in report.keys} == {3}
 
 
 @pytest.mark.parametrize("graphs", ["full", "breakable"])

@@ -37,6 +37,7 @@ def test_the_rows_add_up_to_the_events_time() -> None:
         "gaps, device": pytest.approx(1),
         "gaps, host": 0,
         "before the first": pytest.approx(14),
+        "the profiler's own": 0,
         "residual": pytest.approx(0.2),
     }
     assert sum(rows.values()) == pytest.approx(43.2)
@@ -106,6 +107,21 @@ def test_each_step_starts_with_an_idle_device(monkeypatch: pytest.MonkeyPatch) -
     assert len(found.steps) == len(found.profiled) == len(found.plain) == 4
     assert found.profiled[0] == pytest.approx(43.4) and found.median("total") == pytest.approx(43)
     assert found.residual == pytest.approx(0.4)
+
+
+def test_what_the_profiler_adds_is_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = fake_cuda(monkeypatch, plain_us=33.4)
+    (found,) = account([Way("graph", lambda: log.append("step"), lambda: None)], 4)
+    assert found.profiled[0] == pytest.approx(43.4) and found.plain[0] == pytest.approx(33.4)
+    rows = waterfall_rows(found, None)
+    assert rows["before the first"] == pytest.approx(4) and rows["the profiler's own"] == pytest.approx(10)
+    assert rows["residual"] == pytest.approx(0.4) and sum(rows.values()) == pytest.approx(43.4)
+    assert found.median("total") == pytest.approx(33)
+    monkeypatch.undo()  # the result names the machine
+    result = account_result("A step", [found])
+    by_name = {figure.name: figure.median for figure in result.figures}
+    assert by_name["graph: the profiler's own"] == pytest.approx(10)
+    assert by_name["graph: dilation"] == pytest.approx(43.4 / 33.4)
 
 
 def test_two_ways_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

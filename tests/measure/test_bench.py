@@ -78,6 +78,7 @@ def test_what_compares_nothing_is_refused() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_the_device_graphs_leave_the_host_idle() -> None:
     result = bench(tiny_model("cuda"), Workload(2, 20, 50, 2), "FULL_DECODE_ONLY")
     figures = {figure.name: figure.median for figure in result.figures}

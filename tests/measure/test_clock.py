@@ -26,12 +26,14 @@ def test_the_read_limit_says_what_it_needs() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_device_is_timed() -> None:
     spans = device_ms(lambda: torch.cuda._sleep(2_000_000), 5)
     assert len(spans) == 5 and all(0.5 < span < 10 for span in spans)
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_read_limit_is_below_what_a_card_can_have() -> None:
     limit = read_limit(5)
     assert 1e11 < limit["p10"] <= limit["median"] <= limit["p90"] < 2e13

@@ -45,7 +45,7 @@ def test_a_step_in_a_graph_chooses_what_an_eager_one_does() -> None:
 def test_sizes_are_checked() -> None:
     with pytest.raises(ConfigError, match="both start at 1"):
         DecodeRows(tiny_model(), GRAPHS, rows=0, context=20)
-    with pytest.raises(ConfigError, match="allows sequences of 8192 tokens, not of 9000; lower the context"):
+    with pytest.raises(ConfigError, match="allows sequences of 8192 tokens, not of 9000; lower the tokens of context"):
         load_model("llama-3-8b", device="cpu", max_len=9000)
 
 

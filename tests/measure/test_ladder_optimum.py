@@ -29,6 +29,11 @@ def cases(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return [0, *steps], [0, *draw(st.lists(st.integers(1, 30), min_size=largest, max_size=largest))]
 
 
+def test_more_rows_than_the_programme_has_memory_for_are_refused() -> None:
+    with pytest.raises(ConfigError, match="fitted up to 4096; name fewer with --max-rows"):
+        best_ladders(np.ones(5000, dtype=np.int64), np.ones(5000, dtype=np.int64), 3)
+
+
 @given(cases(), st.integers(1, 9))
 def test_no_ladder_is_better(case: tuple[list[int], list[int]], most: int) -> None:
     steps, times = case

@@ -92,8 +92,10 @@ def test_vllm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no step of decoding"),
-        ("once upon a time", "no step of decoding"),
+        ("", "none of the kinds"),
+        ("once upon a time", "none of the kinds"),
+        ("[1]", "none of the kinds"),
+        ('{"8": 1.5}', "1.5 is not whole"),
         ("{}", "no step of decoding"),
         ('{"8": "many"}', "whole numbers"),
         ('{"0": 5}', "at least one row"),
@@ -106,7 +108,17 @@ def test_vllm(tmp_path: Path) -> None:
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", "request 1: ValueError"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1\n", "request 1: TypeError"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,-1\n", "a negative number"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,-1\n", "that cannot be"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,9" + "9" * 30, "that cannot be"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "x" * 200_000, "request 1: Error: field larger"),
+        ("TIMESTAMP" + "x" * 200_000, "its header: field larger"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n0001-06-01,1,2\n2023-11-16,1,2\n", "more than a century"),
+        ('{"timestamp": NaN, "input_length": 1, "output_length": 5}', "a time that cannot be"),
+        ('{"timestamp": 1, "input_length": Infinity, "output_length": 5}', "OverflowError"),
+        ('{"8": Infinity}', "whole numbers"),
+        ('{"8": 9' + "9" * 30 + "}", "more than 1,000,000,000,000,000 steps"),
+        ('{"routes": [{"kind": "mixed", "steps": Infinity}]}', "a route without a number"),
+        ('{"a": ' + "[" * 100_000, "nested too deeply"),
     ],
 )
 def test_bad_traffic(tmp_path: Path, text: str, message: str) -> None:
@@ -124,7 +136,10 @@ def test_a_curve(tmp_path: Path) -> None:
     path.write_text(json.dumps({"curve": {"what": "a step", "samples": {"1": [4.0, 9.0, 4.1], "3": [5.1]}}}))
     times = load_step_times(path)
     assert (times.ns.tolist(), times.measured, times.what) == ([0, 4_100_000, 4_600_000, 5_100_000], (1, 3), "a step")
+    assert times.token_ns == 0
     assert times.upto(2).ns.tolist() == times.ns[:3].tolist() and times.upto(2).measured == (1,)
+    path.write_text(json.dumps({"curve": {"what": "a step", "samples": {"1": [4.0], "3": [5.0]}, "token_ns": 23.5}}))
+    assert load_step_times(path).upto(2).token_ns == 23.5
     for rows in (0, 4):
         with pytest.raises(ConfigError, match="where the latency curve ends"):
             times.upto(rows)
@@ -140,6 +155,11 @@ def test_a_curve(tmp_path: Path) -> None:
         ('{"curve": {"what": "", "samples": {"2": [1]}}}', "must start at size 1"),
         ('{"curve": {"what": "", "samples": {"1": [0]}}}', "must be positive"),
         ('{"curve": {"what": "", "samples": {"1": [NaN]}}}', "must be positive"),
+        ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": -1}}', "token_ns is -1"),
+        ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": NaN}}', "token_ns is nan"),
+        ('{"curve": {"what": "", "samples": {"1": [1e300]}}}', "below an hour"),
+        ('{"curve": {"what": "", "samples": {"1": [1], "99999999999": [1]}}}', "end at 65536 at the latest"),
+        ("[" * 100_000, "holds none"),
     ],
 )
 def test_a_bad_curve(tmp_path: Path, text: str, message: str) -> None:
@@ -148,6 +168,12 @@ def test_a_bad_curve(tmp_path: Path, text: str, message: str) -> None:
         load_step_times(tmp_path / "curve.json")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_step_times(tmp_path / "missing.json")
+
+
+def test_context_is_the_mean_over_decoded_tokens() -> None:
+    prompt, output = np.array([100, 10, 7]), np.array([11, 31, 1])
+    assert Requests(np.zeros(3, np.int64), prompt, output).mean_context == (10 * 105 + 30 * 25) / 40
+    assert Requests(np.zeros(3, np.int64), prompt, np.ones(3, np.int64)).mean_context == 0
 
 
 def test_halves_are_counted_from_the_middle() -> None:

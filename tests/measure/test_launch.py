@@ -237,6 +237,7 @@ def test_the_picture_shows_launches_and_graphs(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_every_path_launches_once() -> None:
     for path in launch_paths():
         found = trace_launches(path.launch)
@@ -245,6 +246,7 @@ def test_every_path_launches_once() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_launching_costs_microseconds() -> None:
     figures = {figure.name: figure.median for figure in launch_figures(launch_paths()[:1])}
     assert 1 < figures["driver: call to start"] < 50
@@ -252,6 +254,7 @@ def test_launching_costs_microseconds() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_graphs_cost_less_a_node_than_launches() -> None:
     result = launch.measure_launch("cuda")
     medians = {figure.name: figure.median for figure in result.figures}

@@ -21,11 +21,22 @@ def test_a_picture_is_a_png(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG") and list(tmp_path.iterdir()) == [path]
     with pytest.raises(ConfigError, match="cannot be written"):
         save_picture(picture, tmp_path / "no" / "a.png")
+    (tmp_path / "b.png").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        save_picture(picture, tmp_path / "b.png")
+    assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_what_cannot_be_drawn_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_drawn_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="must end in .png"):
         require_picture(Path("a.pdf"))
+    with pytest.raises(ConfigError, match="there is no folder"):
+        require_picture(tmp_path / "no" / "a.png")
+    (tmp_path / "a.png").mkdir()
+    with pytest.raises(ConfigError, match="it is a folder"):
+        require_picture(tmp_path / "a.png")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="stepgraph\\[plot\\]"):
         require_picture(Path("a.png"))

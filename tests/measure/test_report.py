@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import shutil
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from measure.sweep_cells import WORK, row
 
+from stepgraph.cli.report import run_report
 from stepgraph.measure.curve import LatencyCurve, curve_result
 from stepgraph.measure.report.drawing import Spread, draw_lines, draw_spreads
 from stepgraph.measure.report.find import find_results, tables_of
@@ -70,6 +72,36 @@ def test_what_is_found_and_what_is_left_out(folder: Path) -> None:
         "broken.json", "list.json", "other.json", "odd.json", "lines.jsonl",
     }  # fmt: skip
     assert [str(path) for path in found.pictures_of(found.results[0])] == ["below/curve.png"]
+
+
+def test_names_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"odd\xff.json")
+    (tmp_path / name).write_text(
+        json.dumps(curve_result(LatencyCurve({1: [1.0]}, "half a \ud800 character")).to_json())
+    )
+    for as_json in (False, True):
+        run_report(tmp_path, tmp_path / "page.html", as_json=as_json)
+        assert "odd?.json" in (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "page.html" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"notes": None},
+        {"columns": [None]},
+        {"tables": [{"columns": [], "rows": []}]},
+        {"tables": [{"title": "", "columns": [], "rows": [], "definitions": {"a": 1}}]},
+        {"columns": ["figure", "x"], "rows": [["eager / graph", 1]], "tables": [{"title": 1}]},
+        {"curve": {"what": "", "samples": {"1": [float("inf")]}}},
+        {"cells": [{"work": {}, "cell": {}}]},
+    ],
+)
+def test_an_odd_result_is_left_out_and_the_page_made(folder: Path, changes: dict[str, Any]) -> None:
+    sound = json.loads((folder / "bench.json").read_text())
+    (folder / "strange.json").write_text(json.dumps({**sound, **changes}))
+    found = find_results(folder)
+    assert Path("strange.json") in found.left_out and "strange.json" in make_page(found)
 
 
 def test_a_folder_without_results(tmp_path: Path) -> None:

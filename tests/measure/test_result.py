@@ -74,3 +74,8 @@ def test_a_narrow_screen_cuts_nothing_off(capsys: pytest.CaptureFixture[str], mo
 )  # fmt: skip
 def test_numbers(value: object, text: str) -> None:
     assert number(value) == text
+
+
+def test_units_that_are_none_are_not_listed() -> None:
+    figures = [Figure("time", "ms", "a time", samples=[1.0]), Figure("ratio", "", "a ratio", samples=[2.0])]
+    assert Result("x", "y", figures=figures).to_json()["unit"] == "ms"

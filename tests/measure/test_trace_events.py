@@ -66,6 +66,7 @@ def test_bytes_that_are_no_text_and_control_characters(tmp_path: Path) -> None:
         ('{"traceEvents": 3}', "no traceEvents"),
         ('{"a": 1, "b": [2]}', "no traceEvents"),
         ("[" * 100_000, "nested too deep"),
+        ('{"a": ' + "9" * 5000 + ', "traceEvents": []}', "no JSON: Exceeds the limit"),
     ],
 )
 def test_what_is_damaged(tmp_path: Path, text: str, why: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measure.programs import Program, eager, graphs
+from measure.programs import Program, eager, graphs, write_kineto
 from measure.traces import eager_step, graph_step, syncs
 
 from stepgraph.measure.trace.errors import TraceError
@@ -13,6 +16,7 @@ from stepgraph.measure.trace.find_steps import find_starts
 from stepgraph.measure.trace.kineto import Trace, parse_events
 from stepgraph.measure.trace.launches import join, on_gpu
 from stepgraph.measure.trace.loop import TraceAccount, account_for
+from stepgraph.measure.trace.read import read_any
 from stepgraph.measure.trace.steps import split_steps
 from stepgraph.measure.trace.waterfall import waterfall
 
@@ -29,6 +33,18 @@ def begins(program: Program, named: str | None = None) -> tuple[str, int]:
     trace = of(program)
     found = find_starts(trace, join(trace), named)
     return found.how, len(found.at)
+
+
+def test_a_first_step_that_outlasts_all_others_leaves_none(tmp_path: Path) -> None:
+    program = eager(6)
+    path = write_kineto(tmp_path / "t.json", program)
+    found = json.loads(path.read_text())
+    first = next(event for event in found["traceEvents"] if event.get("cat") == "kernel")
+    for dur, message in ((1e12, "ends behind all others"), (float("inf"), "not as Kineto writes it")):
+        first["dur"] = dur
+        path.write_text(json.dumps(found))
+        with pytest.raises(TraceError, match=message):
+            account_for(read_any(path))
 
 
 def test_an_eager_loop_is_cut_at_steps_and_not_at_layers() -> None:

@@ -50,10 +50,15 @@ def make_case(
     heads: tuple[int, int, int] = (6, 2, 16),
     bias: bool = False,
     head_norms: bool = False,
+    sizes: tuple[int, int] = (HIDDEN, INTERMEDIATE),
     seed: int = 0,
 ) -> Case:
-    """heads: query heads, KV heads, head size. float32 on the CPU. What nobody may read of the cache is NaN."""
+    """heads: query heads, KV heads, head size. sizes: hidden and intermediate. float32 on the CPU.
+
+    What nobody may read of the cache is NaN.
+    """
     num_heads, kv_heads, size = heads
+    hidden, intermediate = sizes
     noise = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -65,12 +70,12 @@ def make_case(
     qkv = (num_heads + 2 * kv_heads) * size
     layers = [
         LayerWeights(
-            input_norm=weight(HIDDEN),
-            qkv=matrix(qkv, HIDDEN),
-            attention_out=matrix(HIDDEN, num_heads * size),
-            post_norm=weight(HIDDEN),
-            gate_up=matrix(2 * INTERMEDIATE, HIDDEN),
-            down=matrix(HIDDEN, INTERMEDIATE),
+            input_norm=weight(hidden),
+            qkv=matrix(qkv, hidden),
+            attention_out=matrix(hidden, num_heads * size),
+            post_norm=weight(hidden),
+            gate_up=matrix(2 * intermediate, hidden),
+            down=matrix(hidden, intermediate),
             qkv_bias=torch.randn(qkv, generator=noise) if bias else None,
             q_norm=weight(size) if head_norms else None,
             k_norm=weight(size) if head_norms else None,
@@ -90,9 +95,9 @@ def make_case(
     cos, sin = rotary_tables(frequencies, MAX_BLOCKS * BLOCK_SIZE, torch.float32, torch.device("cpu"))
     return Case(
         shape=DecoderShape(num_heads, kv_heads, size, 1e-5, cos, sin),
-        embedding=torch.randn(VOCAB, HIDDEN, generator=noise),
+        embedding=torch.randn(VOCAB, hidden, generator=noise),
         layers=layers,
-        norm=weight(HIDDEN),
+        norm=weight(hidden),
         tokens=torch.randint(VOCAB, (len(lengths),), generator=noise) * (seq_lens > 0),
         positions=positions,
         block_tables=tables,

@@ -405,3 +405,46 @@ def test_resets_are_counted_but_not_those_that_are_undone() -> None:
     assert buffers.times_reset == before
     buffers.reset()
     assert buffers.times_reset == before + 1
+
+
+def owned(device, *more: Slot) -> StaticBuffers:
+    zero = PaddingPolicy.ZERO
+    slots = [
+        Slot("table", torch.int32, "request", zero, (3,), owner="device"),
+        Slot("place", torch.int64, "request", zero, owner="device"),
+        Slot("token", torch.int64, "token", zero, owner="device"),
+        Slot("host", torch.int32, "request", zero),
+    ]
+    return StaticBuffers(max_requests=4, slots=[*slots, *more], device=device)
+
+
+def test_entries_are_put_where_they_belong(device) -> None:
+    buffers = owned(device)
+    buffers.put("table", [0, 2, 2], [1, 0, 2], [7, 8, 9])
+    assert buffers["table"].tolist() == [[0, 7, 0], [0, 0, 0], [8, 0, 9], [0, 0, 0]]
+    for name, rows, columns in (("host", [0], [0]), ("place", [0], [0]), ("table", [4], [0]), ("table", [0], [-1])):
+        with pytest.raises(InputError, match=f"slot {name}"):
+            buffers.put(name, rows, columns, [1])
+    assert buffers["table"].sum() == 24
+
+
+def test_rows_move_with_all_that_the_device_owns(device) -> None:
+    buffers = owned(device)
+    buffers.patch([0, 1, 2, 3], table=[[1] * 3, [2] * 3, [3] * 3, [4] * 3], place=[1, 2, 3, 4])
+    buffers["token"].copy_(torch.arange(4))
+    buffers.move([3, 0], [0, 1])  # as they were before, not one after the other
+    assert buffers["place"].tolist() == [4, 1, 3, 4] and buffers["table"][:, 0].tolist() == [4, 1, 3, 4]
+    assert buffers["token"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(InputError, match="rows 0 to 3"):
+        buffers.move([4], [0])
+    with pytest.raises(InputError, match="rows 0 to 3"):
+        buffers.move([1], [0, 2])
+
+
+def test_a_row_that_one_moved_to_joins_as_it_is(device) -> None:
+    buffers = owned(device)
+    stage(buffers, 1, 1, host=[1])
+    buffers["place"].copy_(torch.tensor([5, 6, 0, 0]))
+    buffers.move([0], [1])
+    stage(buffers, 2, 2, host=[1, 1])
+    assert buffers["place"][:2].tolist() == [5, 5]

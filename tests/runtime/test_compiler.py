@@ -167,6 +167,9 @@ def test_a_runner_gives_what_it_gives_uncompiled(mode: str, modes: set[str]) -> 
     runner = sums_runner(GraphConfig.preset(mode, **LADDERS, compile="aot_eager"))
     total = runner.compile_total()
     assert total.steps == len(runner.capture_report.graphs) == 5 and total.seconds > 0
+    costs = [graph.cost for graph in runner.capture_report.graphs.values()]
+    assert sum(cost.compile_seconds for cost in costs) == pytest.approx(total.seconds)
+    assert all(cost.warmup_seconds > 0 and cost.compile_seconds > 0 for cost in costs)
     for one in (plain, runner):
         one.buffers.reset()
     for call in (

@@ -67,6 +67,7 @@ def test_the_meter_tells_pool_and_warm_up_apart(device: torch.device) -> None:
     cost = meter.cost(recording)
     assert 16 * MIB <= cost.pool_bytes <= 24 * MIB
     assert cost.warmup_seconds > 0 and cost.capture_seconds > 0
+    assert cost.compile_seconds == 0
     assert cost.seconds == cost.warmup_seconds + cost.capture_seconds + cost.instantiate_seconds
     assert 0 <= cost.driver_bytes <= 64 * MIB
     recording.release()
@@ -75,7 +76,19 @@ def test_the_meter_tells_pool_and_warm_up_apart(device: torch.device) -> None:
     assert pool.nbytes() == 0
 
 
+def test_the_meter_tells_compiling_apart_from_warming_up() -> None:
+    pool, clock = GraphPool(platform_for("cpu")), iter([100.0, 103.0])
+    meter = CostMeter(pool, lambda: next(clock))
+    meter.warmed_up()
+    with pool.alone():
+        recording, _ = pool.platform.record(lambda: torch.ones(2) + 1, pool.handle)
+    cost = meter.cost(recording)
+    assert cost.compile_seconds == 3.0 and cost.warmup_seconds < -2.9  # of a warm-up that took no time
+    recording.release()
+
+
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_devices_figures() -> None:
     platform = platform_for("cuda")
     before = platform.memory()
@@ -91,6 +104,7 @@ def test_outside_is_what_torch_does_not_hold() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_first_launch_takes_no_memory() -> None:
     platform = platform_for("cuda")
     x = torch.zeros(1 << 16, device="cuda")

@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def cost(pool: int, driver: int, loaded: int = 0, nodes: int = 10) -> CaptureCost:
-    return CaptureCost(pool, driver, loaded, 0, {"kernel": nodes, "memcpy": 1}, 0.1, 0.2, 0.05)
+    return CaptureCost(pool, driver, loaded, 0, {"kernel": nodes, "memcpy": 1}, 0.1, 0.2, 0.05, 2.0)
 
 
 def report(costs: dict[BatchDescriptor, CaptureCost], before: DeviceMemory | None = None) -> CaptureReport:

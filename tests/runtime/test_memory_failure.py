@@ -167,6 +167,7 @@ def test_what_is_recorded_again_in_a_gap_keeps_to_its_seconds() -> None:
     assert len(report.graphs) + len(report.dropped) + len(runner.pending) == 4 and runner.pending
 
 
+@pytest.mark.alone
 def test_ten_rounds_of_release_and_recapture(device: torch.device) -> None:
     runner = runner_of(device)
     runner.capture()

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from stepgraph.runtime import CaptureError
+from stepgraph.runtime import CaptureError, graph_break
 from stepgraph.runtime.platforms import Platform, platform_for
+from stepgraph.runtime.platforms.base import LoopTerms
 
 
 @pytest.fixture
@@ -240,3 +241,63 @@ def test_the_collector_frees_no_graph_during_a_capture() -> None:
     recording, out = platform.record(step, platform.new_pool())
     recording.replay()
     assert out.tolist() == [1000.0] * 4
+
+
+def test_memory_that_steps_write_and_the_host_reads(platform: Platform) -> None:
+    on_device, host = platform.shared((3, 2), torch.int64)
+    assert on_device.device == platform.device and host.device.type == "cpu" and not host.any()
+    x, mark = torch.zeros(2, dtype=torch.int64, device=platform.device), platform.mark()
+    replay, _ = record(platform, lambda: torch.add(x.add_(1), 0, out=on_device[1]))
+    before = x.clone()
+    for step in range(1, 4):
+        replay.replay()
+        mark.set()
+        mark.wait()
+        assert host.tolist() == [[0, 0], (before + step).tolist(), [0, 0]]
+
+
+def test_values_are_uploaded_in_order(platform: Platform) -> None:
+    values = torch.arange(5)
+    uploaded = platform.upload(values)
+    assert uploaded.device == platform.device and torch.equal(uploaded.cpu(), torch.arange(5))
+
+
+@pytest.mark.parametrize(("halts_at", "most", "runs"), [(5, 8, 5), (5, 3, 3), (1, 8, 1)])
+def test_a_loop_runs_until_it_halts(platform: Platform, halts_at: int, most: int, runs: int) -> None:
+    terms, mark = LoopTerms.on(platform, most), platform.mark(asleep=True)
+    x, seen = (torch.zeros(n, dtype=torch.int64, device=platform.device) for n in (1, 16))
+
+    def step() -> None:
+        x.add_(1)
+        seen.index_add_(0, x, x)
+        terms.halt.copy_(x == halts_at)
+
+    recording, _ = record(platform, step)
+    replay = recording.loop(terms)
+    assert recording.loop(terms) == replay
+    for _ in range(2):  # the counters begin anew
+        x.zero_(), seen.zero_()
+        replay()
+        mark.set()
+        mark.wait()
+        assert int(terms.told) == runs and int(x) == runs
+        assert seen[: runs + 1].tolist() == list(range(runs + 1)) and not seen[runs + 1 :].any()
+    recording.replay()  # one step by itself, after a loop
+    assert int(x) == runs + 1
+
+
+def test_a_loop_of_a_released_recording_is_refused(platform: Platform) -> None:
+    x = torch.zeros(1, device=platform.device)
+    recording, _ = record(platform, lambda: x.add_(1))
+    recording.loop(LoopTerms.on(platform, 2))
+    platform.synchronize()
+    recording.release()
+    with pytest.raises(CaptureError, match="released"):
+        recording.loop(LoopTerms.on(platform, 2))
+
+
+def test_a_step_with_breaks_is_no_loop(platform: Platform) -> None:
+    x = torch.zeros(1, device=platform.device)
+    recording, _ = platform.record_breakable(lambda: graph_break(x.add_)(1), platform.new_pool())
+    with pytest.raises(CaptureError, match="one by one"):
+        recording.loop(LoopTerms.on(platform, 2))

@@ -277,6 +277,7 @@ def test_two_runners_of_a_pool_share_its_memory() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_entering_and_leaving_is_cheap() -> None:
     pool = pool_of("cuda")
     runs = timeit.repeat(lambda: step(pool), number=10_000, repeat=7)

@@ -1,8 +1,12 @@
 """The runner: what holds everywhere, on a step that is no language model."""
 
 import copy
+import gc
 import random
+import statistics
 import time
+import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -171,6 +175,21 @@ def test_a_batch_size_without_inputs(device) -> None:
         runner(ids=[], lens=[])
 
 
+@pytest.mark.parametrize("compiler", ["off", "aot_eager"])
+def test_a_runner_that_nobody_holds_goes_at_once(compiler: str) -> None:
+    """And so does the memory of its graphs and its step, which on a GPU the next engine may need."""
+    gc.collect()
+    gc.disable()
+    try:
+        runner = make(compile=compiler)
+        runner(ids=range(3), lens=[1] * 3)
+        gone = weakref.ref(runner)
+        del runner
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_a_ladder_larger_than_the_buffers_is_refused() -> None:
     with pytest.raises(ConfigError, match="size 32 does not fit buffers of 16"):
         make(ladder=Ladder.vllm(32))
@@ -206,19 +225,31 @@ def test_random_steps_advance(device) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_the_call_is_cheap_on_the_host() -> None:
-    """At most 60 µs for the whole call and 12 for the launch; medians, 13 rows."""
+    """At most 60 µs for the whole call and 12 for the launch, 13 rows: medians of the best round.
+
+    The host is shared and its speed changes by twice while this runs. What is slow every time is ours.
+    """
     runner = make("cuda")
     recording = runner.graph(13).recording
     ids, lens = list(range(13)), [1] * 13
-    calls, launches = [], []
-    for _ in range(300):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        runner(ids=ids, lens=lens)
-        calls.append(time.perf_counter() - started)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        recording.replay()
-        launches.append(time.perf_counter() - started)
-    assert sorted(calls)[150] < 60e-6 and sorted(launches)[150] < 12e-6
+    calls = rounds_us(lambda: runner(ids=ids, lens=lens))
+    launches = rounds_us(recording.replay)
+    host = rounds_us(lambda: sum(range(1000)))
+    said = f"µs a round: calls {calls}, launches {launches}; the host adds up a thousand numbers in {host}"
+    assert min(calls) < 60 and min(launches) < 12, said
+
+
+def rounds_us(call: Callable[[], object], rounds: int = 20, count: int = 50) -> list[float]:
+    """The median of each round, µs on the host; the device idles when a call begins."""
+    medians = []
+    for _ in range(rounds):
+        taken = []
+        for _ in range(count):
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - started)
+        medians.append(round(statistics.median(taken) * 1e6, 1))
+    return medians

@@ -128,6 +128,7 @@ def test_a_graph_reaches_memory_that_is_mapped_after_its_capture() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_memory_that_is_given_back_is_free_on_the_device() -> None:
     memory = cuda_virtual_memory(torch.device("cuda"))
 

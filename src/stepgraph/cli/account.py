@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepgraph.cli.options import one_line_errors
-from stepgraph.cli.step_commands import Json, Model, Where
+from stepgraph.cli.options import Json, Operations, Where, one_line_errors
+from stepgraph.cli.step_commands import Model
 
 if TYPE_CHECKING:
     from stepgraph.measure.result import Result
@@ -56,9 +56,7 @@ def account_command(
     rows: Annotated[int, typer.Option(help="Requests that decode.")] = 1,
     context: Annotated[int, typer.Option(help="Tokens that each of them attends to.")] = 512,
     device: Where = None,
-    operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
-    ] = None,
+    operations: Operations = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the waterfall into this PNG.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -93,6 +91,8 @@ def run_account(options: AccountOptions) -> None:
     given = [name for name in ("model", "predict", "trace") if getattr(options, name) is not None]
     if len(given) > 1:
         raise ConfigError(f"account: {' and '.join(given)} are given; give one of them")
+    if min(options.rows, options.context) < 1:
+        raise ConfigError(f"{options.rows} rows at a context of {options.context}: both start at 1")
     if options.picture is not None:
         require_picture(options.picture)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

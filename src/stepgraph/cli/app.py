@@ -16,12 +16,26 @@ from stepgraph import __version__
 from stepgraph.cli.account import account_command
 from stepgraph.cli.launch import launch_command
 from stepgraph.cli.memory_commands import memory_command, plan_app
-from stepgraph.cli.options import Compiler, Device, DType, Graphs, one_line_errors
+from stepgraph.cli.options import (
+    Adapter,
+    Attention,
+    Compile,
+    Compiler,
+    DType,
+    Graphs,
+    Json,
+    LadderOption,
+    ModelOption,
+    Operations,
+    Where,
+    one_line_errors,
+)
 from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 from stepgraph.cli.sweep import sweep_command
 from stepgraph.cli.trace import trace_command
 from stepgraph.cli.tune import tune_app
+from stepgraph.cli.verify import verify_command
 
 app = typer.Typer(
     name="stepgraph",
@@ -52,29 +66,20 @@ def root(
 def run_command(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; '-' reads them from standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="A file with one prompt a line.")] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
-    ] = None,
+    model: ModelOption = None,
     graphs: Annotated[
         Graphs,
         typer.Option(help="Replay steps as graphs, as graphs around attention, or run them eagerly; or vLLM's modes."),
     ] = Graphs.FULL,
-    compile: Annotated[
-        Compiler, typer.Option(help="Compile the step between its breaks, with inductor: slow to start.")
-    ] = Compiler.OFF,
-    ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
-    device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
-    attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
-    operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
-    ] = None,
+    compile: Compile = Compiler.OFF,
+    ladder: LadderOption = "vllm",
+    device: Where = None,
+    attention: Attention = None,
+    operations: Operations = None,
     dtype: Annotated[
         DType, typer.Option(help="Type of weights and activations; auto: float32 on a CPU, as stored on a GPU.")
     ] = DType.AUTO,
-    adapter: Annotated[
-        Path | None, typer.Option(help="A directory with a LoRA adapter that PEFT saved, for all prompts.")
-    ] = None,
+    adapter: Adapter = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each prompt, at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample among the k best tokens; 0 is off.")] = 0,
@@ -106,6 +111,12 @@ def run_command(
     lazy: Annotated[
         bool, typer.Option("--lazy", help="Serve once the largest graphs are there; capture the others in gaps.")
     ] = False,
+    steps_per_launch: Annotated[
+        str,
+        typer.Option(
+            help="Decode steps that the device runs by itself, at most: a number; auto: many, 1 for a stream."
+        ),
+    ] = "1",
     tp: Annotated[
         int | None, typer.Option(help="Ranks, one a GPU, that compute the model together; started here.")
     ] = None,
@@ -113,7 +124,7 @@ def run_command(
         Path | None, typer.Option(help="A folder with tables of `tune allreduce`, for several ranks.")
     ] = None,
     chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Decode prompts, print the answers, and say how each step ran."""
     with one_line_errors():
@@ -144,6 +155,7 @@ def run_command(
             memory_fraction=memory_fraction,
             kv_bytes=kv_bytes,
             lazy=lazy,
+            steps_per_launch=steps_per_launch,
             tp=tp,
             tables=tables,
             chat=chat,
@@ -156,7 +168,7 @@ def run_command(
 
 @app.command("env")
 def env_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what works on this machine and what does not, and why."""
     with one_line_errors():
@@ -169,7 +181,7 @@ def env_command(
 @app.command("explain")
 def explain_command(
     config: Annotated[Path, typer.Argument(help="A JSON file; examples/explain.json shows its fields.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+    as_json: Json = False,
     strict: Annotated[bool, typer.Option(help="Refuse a configuration that would get less than it asks for.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw the padding of every batch into this PNG.")] = None,
 ) -> None:
@@ -180,25 +192,7 @@ def explain_command(
         explain(config, as_json=as_json, strict=strict, picture=picture)
 
 
-@app.command("verify")
-def verify_command(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
-    ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
-    graphs: Annotated[Graphs, typer.Option(help="The graphs to verify, as for `run`.")] = Graphs.FULL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
-) -> None:
-    """Replay every graph against eager on random batches, and name the first operator that differs."""
-    with one_line_errors():
-        from stepgraph.cli.verify import verify
-
-        device_name = None if device is None else device.value
-        if not verify(model=model, device=device_name, graphs=graphs.value, as_json=as_json):
-            raise typer.Exit(1)
-
-
+app.command("verify")(verify_command)
 app.command("memory")(memory_command)
 app.add_typer(plan_app, name="plan")
 app.add_typer(tune_app, name="tune")

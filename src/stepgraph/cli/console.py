@@ -95,6 +95,10 @@ def print_run(report: Mapping[str, Any]) -> None:
     if len(routes) > MAX_ROUTES:
         rest = sum(route["steps"] for route in routes[MAX_ROUTES:])
         table.add_row("other sizes", f"{rest} steps at {len(routes) - MAX_ROUTES} sizes (--json lists them)")
+    loops = report["loops"]
+    if loops["launches"] or loops["not"]:
+        alone = "".join(f"; one by one {count}: {reason}" for reason, count in loops["not"].items())
+        table.add_row("loops", escape(f"{loops['steps']} steps in {loops['launches']} launches{alone}"))
     for cost in report["breaks"]:
         if cost["calls"]:
             each = f"{cost['host_us_per_call']:.0f} µs of the host each"

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import Device, one_line_errors
+from stepgraph.cli.options import Json, Where, one_line_errors
 
 
 def launch_command(
-    device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
+    device: Where = None,
     picture: Annotated[Path | None, typer.Option(help="Draw launches and graphs into this PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure what a kernel's launch costs, and a graph's by its number of nodes, beside published figures."""
     with one_line_errors():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,12 @@ class MemoryOptions:
     model: str | None = None
     device: str | None = None
     graphs: Graphs = "full"
+    compile: str = "off"
     ladder: str = "vllm"
     dtype: str = "auto"
     attention: str | None = None
     operations: str | None = None
+    adapter: Path | None = None
     max_num_seqs: int | None = None
     max_model_len: int | None = None
     profile: Path | None = None
@@ -35,6 +37,7 @@ def memory(options: MemoryOptions) -> None:
     """Load, capture, print. Raises StepgraphError where the model or an option cannot work."""
     import torch
 
+    from stepgraph.cli.adapter import load_into, room_for
     from stepgraph.cli.console import ProgressBar
     from stepgraph.cli.memory_view import draw_ledger, print_ledger
     from stepgraph.cli.run import LONGEST_RULE
@@ -54,6 +57,7 @@ def memory(options: MemoryOptions) -> None:
         load_profile(options.profile)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     platform = platform_for(device)
+    lora = room_for(options.adapter)
     start = platform.memory()
     with ProgressBar(quiet=options.as_json) as progress:
         llm = LLM(
@@ -61,19 +65,24 @@ def memory(options: MemoryOptions) -> None:
             device=device,
             dtype=options.dtype,
             graphs=options.graphs,
+            compile=options.compile,
             ladder=Ladder.parse(options.ladder, max(LONGEST_RULE, options.max_num_seqs or 1)),
             max_num_seqs=options.max_num_seqs,
             max_model_len=options.max_model_len,
             attention=options.attention,
             operations=options.operations,
+            lora=lora,
             progress=progress,
         )
+    load_into(llm, options.adapter)
+    compiled = llm.core.runner.compile_total()
     captured = Captured(llm.core.runner.capture_report)
     ledger = make_ledger([captured], engine_rows(llm.core), platform.memory(), start)
     report = {
         "model": options.model or "demo model SmolLM2-135M-Instruct",
         "device_name": torch.cuda.get_device_name(platform.device) if device != "cpu" else "cpu (tape)",
         "seconds": captured.report.seconds,
+        "compile": None if compiled is None else asdict(compiled),
         **ledger.as_dict(),
         "coverage": {
             "requests": padded(llm.core.runner.coverage()),

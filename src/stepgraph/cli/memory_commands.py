@@ -7,28 +7,38 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import Device, DType, Graphs, one_line_errors
+from stepgraph.cli.options import (
+    Adapter,
+    Attention,
+    Compile,
+    Compiler,
+    DType,
+    Graphs,
+    Json,
+    LadderOption,
+    ModelOption,
+    Operations,
+    Where,
+    one_line_errors,
+)
 from stepgraph.cli.plan_ladder import plan_ladder_command
 
 
 def memory_command(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
-    ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")] = None,
+    model: ModelOption = None,
+    device: Where = None,
     graphs: Annotated[Graphs, typer.Option(help="What to capture, as for run.")] = Graphs.FULL,
-    ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
+    compile: Compile = Compiler.OFF,
+    ladder: LadderOption = "vllm",
     dtype: Annotated[DType, typer.Option(help="Type of weights and activations, as for run.")] = DType.AUTO,
-    attention: Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")] = None,
-    operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
-    ] = None,
+    attention: Attention = None,
+    operations: Operations = None,
+    adapter: Adapter = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests decoded at once, at most.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of the longest sequence.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A device's profile, whose prediction is shown beside.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the rows as a stack into this PNG.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Load a model, capture its graphs, and say who has which bytes of memory."""
     with one_line_errors():
@@ -39,10 +49,12 @@ def memory_command(
                 model=model,
                 device=None if device is None else device.value,
                 graphs=graphs.value,
+                compile=compile.value,
                 ladder=ladder,
                 dtype=dtype.value,
                 attention=attention,
                 operations=operations,
+                adapter=adapter,
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
                 profile=profile,
@@ -65,13 +77,15 @@ def plan_memory_command(
     model: Annotated[str, typer.Argument(help="A directory, a GGUF file, or a shape such as llama-3-8b.")],
     profile: Annotated[Path | None, typer.Option(help="A device's profile. Default: that of the H200.")] = None,
     graphs: Annotated[Graphs, typer.Option(help="What is captured, as for run.")] = Graphs.FULL,
-    ladder: Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")] = "vllm",
+    compile: Compile = Compiler.OFF,
+    ladder: LadderOption = "vllm",
     dtype: Annotated[DType, typer.Option(help="Type of weights and activations.")] = DType.BFLOAT16,
+    adapter: Adapter = None,
     max_num_seqs: Annotated[int, typer.Option(help="Requests decoded at once, at most.")] = 256,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of the longest sequence.")] = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens of a step that prefills.")] = 512,
     memory_fraction: Annotated[float, typer.Option(help="Of the device's memory, for everything.")] = 0.9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what an engine will take on a device, and what is left for its KV cache, before anything is captured."""
     with one_line_errors():
@@ -82,8 +96,10 @@ def plan_memory_command(
                 model=model,
                 profile=profile,
                 graphs=graphs.value,
+                compile=compile.value,
                 ladder=ladder,
                 dtype=dtype.value,
+                adapter=adapter,
                 max_num_seqs=max_num_seqs,
                 max_model_len=max_model_len,
                 chunk_tokens=chunk_tokens,

@@ -31,16 +31,18 @@ def print_ledger(report: Mapping[str, Any]) -> None:
         table.add_row("the device says", f"{in_units(taken)} of {in_units(report['device']['total'])}")
         table.add_row("residual", in_units(report["residual_bytes"]))
     console.print(table)
-    families = _table("graphs", "number", "pool", "driver", "nodes", "warm-up", "capture", "instantiate")
+    compiled = report["compile"] is not None  # a column less where nothing was: then all fit into 80 characters
+    costs = ("pool", "driver", "nodes", *(["compile"] if compiled else []), "warm-up", "capture", "instantiate")
+    families = _table("graphs", "number", *costs)
     for name, one in report["families"].items():
-        families.add_row(name, str(one["graphs"]), *_costs(one))
+        families.add_row(name, str(one["graphs"]), *_costs(one, compiled))
     console.print(families)
     for name, one in report["families"].items():
         types = ", ".join(f"{number} {kind}" for kind, number in one["nodes"].items())
         console.print(f"nodes of {name} graphs: {types}")
-    graphs = _table("key", "pool", "driver", "nodes", "warm-up", "capture", "instantiate")
+    graphs = _table("key", *costs)
     for one in report["graphs"][:MOST_GRAPHS]:
-        graphs.add_row(f"{one['family']}: {one['key']}", *_costs(one))
+        graphs.add_row(f"{one['family']}: {one['key']}", *_costs(one, compiled))
     if len(report["graphs"]) > MOST_GRAPHS:
         graphs.add_row(f"{len(report['graphs']) - MOST_GRAPHS} more (--json lists them)")
     console.print(graphs)
@@ -54,6 +56,12 @@ def print_ledger(report: Mapping[str, Any]) -> None:
         miss = f"{(predicted - observed) / observed:+.1%}" if observed else "–"
         estimates.add_row(escape(one["name"]), in_units(predicted), in_units(observed), miss)
     console.print(estimates)
+    if report["compile"] is not None:
+        total = report["compile"]
+        console.print(
+            f"compiled with {total['backend']}: {total['distinct']} of {total['pieces']} pieces in "
+            f"{total['seconds']:.2f} s, which the seconds of the capture hold too"
+        )
     console.print(f"captured in {report['seconds']:.2f} s ({escape(report['model'])} on {report['device_name']})")
 
 
@@ -66,7 +74,10 @@ def print_plan(report: Mapping[str, Any]) -> None:
     table.add_row("budget", in_units(report["budget_bytes"]))
     left = in_units(report["budget_bytes"] - report["taken_bytes"])
     table.add_row("left for the KV cache", f"{left}: {report['kv_blocks']} blocks, {report['kv_tokens']} tokens")
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for note in report["notes"]:
+        console.print(note)
 
 
 def draw_ledger(path: Path, report: Mapping[str, Any]) -> None:
@@ -98,9 +109,11 @@ def draw_ledger(path: Path, report: Mapping[str, Any]) -> None:
     save_picture(figure, path)
 
 
-def _costs(one: Mapping[str, Any]) -> list[str]:
+def _costs(one: Mapping[str, Any], compiled: bool) -> list[str]:
     nodes = str(sum(one["nodes"].values()))
-    seconds = (one[f"{what}_seconds"] for what in ("warmup", "capture", "instantiate"))
+    seconds = (
+        one[f"{what}_seconds"] for what in (*(["compile"] if compiled else []), "warmup", "capture", "instantiate")
+    )
     return [in_units(one["pool_bytes"]), in_units(one["driver_bytes"]), nodes, *(f"{s * 1e3:.0f} ms" for s in seconds)]
 
 

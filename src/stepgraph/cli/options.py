@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -14,6 +16,7 @@ import typer
 class Graphs(StrEnum):
     FULL = "full"
     BREAKABLE = "breakable"
+    PIECEWISE = "piecewise"
     DISABLED = "disabled"
     VLLM_NONE = "NONE"
     VLLM_FULL_DECODE_ONLY = "FULL_DECODE_ONLY"
@@ -38,6 +41,24 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+# What several commands have, as they say it in --help.
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
+]
+Where = Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")]
+Compile = Annotated[Compiler, typer.Option(help="Compile the step between its breaks, with inductor: slow to start.")]
+LadderOption = Annotated[str, typer.Option(help="Captured sizes: vllm, sglang, or a list such as 1,2,4,8.")]
+Attention = Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")]
+Operations = Annotated[
+    str | None, typer.Option(help="What computes a layer: fused, unfused or reference. Default: the device's own.")
+]
+Adapter = Annotated[
+    Path | None, typer.Option(help="A directory with a LoRA adapter that PEFT saved, for all requests.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")]
 
 
 @contextmanager

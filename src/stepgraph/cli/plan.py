@@ -19,8 +19,10 @@ class PlanOptions:
     model: str
     profile: Path | None = None
     graphs: Graphs = "full"
+    compile: str = "off"
     ladder: str = "vllm"
     dtype: str = "bfloat16"
+    adapter: Path | None = None
     max_num_seqs: int = 256
     max_model_len: int | None = None
     chunk_tokens: int = 512
@@ -35,9 +37,11 @@ def plan(options: PlanOptions) -> None:
     """
     import torch
 
+    from stepgraph.cli.adapter import room_for
     from stepgraph.cli.memory_view import print_plan
     from stepgraph.engine.config import model_len
     from stepgraph.engine.graphs import graph_config
+    from stepgraph.engine.lora import with_cases
     from stepgraph.engine.memory_plan import plan_memory
     from stepgraph.engine.scheduler import most_tokens
     from stepgraph.runtime import ConfigError, Ladder
@@ -48,6 +52,7 @@ def plan(options: PlanOptions) -> None:
         raise ConfigError(f"memory fraction: {options.memory_fraction} is not above 0 and at most 1")
     profile = load_profile(options.profile)
     config = model_config(options.model)
+    lora = room_for(options.adapter)
     dtype = getattr(torch, "bfloat16" if options.dtype == "auto" else options.dtype)
     rows = options.max_num_seqs
     graphs = graph_config(
@@ -56,18 +61,25 @@ def plan(options: PlanOptions) -> None:
         max_num_seqs=rows,
         step_tokens=most_tokens(options.chunk_tokens, rows),
         device="cuda",
+        compile=options.compile,
     )
     found = plan_memory(
         config,
         dtype,
-        graphs,
+        with_cases(graphs, lora),
         profile,
         max_num_seqs=rows,
         max_model_len=model_len(config, options.max_model_len),
         chunk_tokens=options.chunk_tokens,
         memory_fraction=options.memory_fraction,
+        lora=lora,
     )
-    report: dict[str, Any] = {"model": options.model, "measured_with": dict(profile.measured_with), **found.as_dict()}
+    report: dict[str, Any] = {
+        "model": options.model,
+        "measured_with": dict(profile.measured_with),
+        **found.as_dict(),
+        "notes": _notes(options),
+    }
     if options.as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
     else:
@@ -78,6 +90,16 @@ def plan(options: PlanOptions) -> None:
             f"memory: {in_units(short)} too little for a KV cache of two blocks; raise the memory fraction by "
             f"{short / profile.total_bytes:.3f}, or lower max_num_seqs, chunk_tokens or the ladder's largest size"
         )
+
+
+def _notes(options: PlanOptions) -> list[str]:
+    """What a profile does not know."""
+    unlike = [
+        what for what, asked in (("compiled", options.compile != "off"), ("with adapters", options.adapter)) if asked
+    ]
+    if not unlike:
+        return []
+    return [f"The profile is of graphs that are not {' or '.join(unlike)}: those that are may take more or less."]
 
 
 def model_config(model: str) -> ModelConfig:

@@ -10,18 +10,21 @@ import typer
 
 from stepgraph.cli.options import one_line_errors
 
+A_SECOND = 1e6
+"""In µs."""
+
 
 @dataclass(frozen=True)
 class LadderOptions:
     """The options of the command line; None where nothing was said."""
 
     traffic: Path
-    curve: Path
+    curve: Path | None = None
     max_sizes: int = 12
     max_rows: int | None = None
     rate: float = 1.0
     holdout: bool = False
-    row_us: float = 0.0
+    row_us: float | None = None
     prefill_us: float | None = None
     max_mib: float | None = None
     max_seconds: float | None = None
@@ -39,7 +42,13 @@ def plan_ladder_command(
             "or a trace: Azure's CSV, Mooncake's JSONL."
         ),
     ],
-    curve: Annotated[Path, typer.Option(help="JSON with the measured time of a step by its size (docs/ladder.md).")],
+    curve: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON with the measured time of a step by its size (docs/ladder.md). Default: an H200's, of the shape "
+            "of Llama-3-8B."
+        ),
+    ] = None,
     max_sizes: Annotated[int, typer.Option(help="Sizes, at most.")] = 12,
     max_rows: Annotated[
         int | None, typer.Option(help="Requests decoded at once, and the last size. Default: where the curve ends.")
@@ -49,8 +58,12 @@ def plan_ladder_command(
         bool, typer.Option("--holdout", help="Fit to the first half of a trace, score on the second.")
     ] = False,
     row_us: Annotated[
-        float, typer.Option(help="µs that a real row's context adds to a step, for a curve measured without context.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="µs that a real row's context adds to a step, for a curve measured without context. Default: by the "
+            "curve's own figure and the trace's mean context."
+        ),
+    ] = None,
     prefill_us: Annotated[
         float | None, typer.Option(help="µs of a prompt's token. Default: prompts are computed elsewhere.")
     ] = None,
@@ -90,6 +103,7 @@ def run_plan_ladder(options: LadderOptions) -> None:
     from stepgraph.measure.ladder_fit.limits import Limits
     from stepgraph.measure.ladder_fit.plan import plan_ladder
     from stepgraph.measure.ladder_fit.report import draw_plan, flags, plan_result
+    from stepgraph.measure.ladder_fit.requests import Requests
     from stepgraph.measure.ladder_fit.server import Server
     from stepgraph.measure.ladder_fit.simulate import Prefill
     from stepgraph.measure.ladder_fit.step_times import load_step_times
@@ -100,20 +114,23 @@ def run_plan_ladder(options: LadderOptions) -> None:
 
     if options.picture is not None:
         require_picture(options.picture)
-    if not options.row_us >= 0 or (options.prefill_us is not None and not options.prefill_us > 0):
-        raise ConfigError("times: --row-us is not below 0, and --prefill-us above it")
+    if not 0 <= (options.row_us or 0) <= A_SECOND or (
+        options.prefill_us is not None and not 0 < options.prefill_us <= A_SECOND
+    ):
+        raise ConfigError("times: --row-us is not below 0, --prefill-us above it, and both are at most a second")
     most = Limits(
         options.max_sizes, options.max_mib, options.max_seconds, options.mib_a_size, options.seconds_a_size
     ).most()
-    times = load_step_times(options.curve)
+    times, traffic = load_step_times(options.curve), load_traffic(options.traffic)
+    context = traffic.mean_context if isinstance(traffic, Requests) else 0.0
     server = Server(
         times if options.max_rows is None else times.upto(options.max_rows),
-        row_ns=round(options.row_us * 1e3),
+        row_ns=round(times.token_ns * context if options.row_us is None else options.row_us * 1e3),
         prefill=None if options.prefill_us is None else Prefill(max(1, round(options.prefill_us * 1e3))),
     )
     plan = plan_ladder(
         server,
-        load_traffic(options.traffic),
+        traffic,
         most,
         rate=options.rate,
         holdout=options.holdout,

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import one_line_errors
-from stepgraph.cli.step_commands import Json
+from stepgraph.cli.options import Json, one_line_errors
 
 
 def report_command(
@@ -26,8 +25,8 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
     """Write the page, and say what is on it.
 
     Raises:
-        ConfigError: the folder holds no result.
-        OSError: a file cannot be read or written.
+        ConfigError: the folder holds no result, or the page cannot be written.
+        OSError: a file cannot be read.
     """
     from dataclasses import asdict
 
@@ -35,9 +34,13 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
     from stepgraph.measure.report.page import make_page
     from stepgraph.measure.report.summary import gains
     from stepgraph.measure.whole_file import write_whole
+    from stepgraph.runtime.errors import ConfigError
 
     found = find_results(folder)
-    write_whole(out, make_page(found))
+    try:
+        write_whole(out, _encodable(make_page(found)))
+    except OSError as error:
+        raise ConfigError(f"report: {error.strerror}") from None
     if as_json:
         told = {
             "page": str(out),
@@ -46,9 +49,14 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
             "left_out": {str(path): why for path, why in found.left_out.items()},
             "gains": [asdict(gain) for gain in gains(found.results)],
         }
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        print(_encodable(json.dumps(told, indent=1, ensure_ascii=False)))
         return
     count = len(found.results)
-    print(f"{out}: {count} {'result' if count == 1 else 'results'}")
+    print(_encodable(f"{out}: {count} {'result' if count == 1 else 'results'}"))
     for path, why in found.left_out.items():
-        print(f"left out: {path}: {why}")
+        print(_encodable(f"left out: {path}: {why}"))
+
+
+def _encodable(text: str) -> str:
+    """A file's name may hold bytes that are no text, and JSON halves of a character."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepgraph.comm.group import Group
-    from stepgraph.engine import LLM, TextDelta
+    from stepgraph.engine import LLM
     from stepgraph.engine.graphs import Graphs
+    from stepgraph.engine.loops import StepsPerLaunch
     from stepgraph.engine.parallel import TensorParallel
 
 MOST_SEQS = 256
@@ -64,6 +65,7 @@ class RunOptions:
     lazy: bool = False
     tp: int | None = None
     tables: Path | None = None
+    steps_per_launch: str = "1"
     chat: bool = True
     as_json: bool = False
 
@@ -103,6 +105,7 @@ def _parallel(group: Group, options: RunOptions) -> TensorParallel:
 
 
 def _run(options: RunOptions, parallel: TensorParallel | None) -> None:
+    from stepgraph.cli.answers import Answers
     from stepgraph.cli.console import print_memory, print_run
     from stepgraph.cli.run_report import make_report
     from stepgraph.engine import SamplingParams
@@ -115,7 +118,7 @@ def _run(options: RunOptions, parallel: TensorParallel | None) -> None:
     llm = start(options, len(prompts), parallel)
     if speaks and not options.as_json:
         print_memory(llm.memory.as_dict(), llm.core.kv_memory.num_blocks)
-    printer = _Printer(prompts, quiet=options.as_json or not speaks)
+    printer = Answers(prompts, quiet=options.as_json or not speaks)
     requests = [_in_chat(llm, prompt) for prompt in prompts] if options.chat else prompts
     started = time.perf_counter()
     outputs = llm.generate(requests, params, adapter=_adapter_name(options), stream=printer)
@@ -160,15 +163,13 @@ def gather_prompts(options: RunOptions) -> list[str]:
 
 def start(options: RunOptions, num_prompts: int, parallel: TensorParallel | None = None) -> LLM:
     """Load the model with its adapter and capture its graphs, for as many requests at once as there are prompts."""
+    from stepgraph.cli.adapter import load_into, room_for
     from stepgraph.cli.console import ProgressBar
-    from stepgraph.engine import LLM, LoraConfig
+    from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
-    from stepgraph.engine.lora import read_adapter_config
     from stepgraph.runtime import Ladder
 
-    lora = None
-    if options.adapter is not None:  # every row has it: no graph is for batches without
-        lora = LoraConfig(slots=1, max_rank=read_adapter_config(options.adapter).rank, cases=(1,))
+    lora = room_for(options.adapter)
     rows = min(num_prompts, MOST_SEQS) if options.max_num_seqs is None else options.max_num_seqs
     quiet = options.as_json or (parallel is not None and parallel.group.rank > 0)
     with ProgressBar(quiet=quiet) as progress:
@@ -183,44 +184,29 @@ def start(options: RunOptions, num_prompts: int, parallel: TensorParallel | None
             memory_fraction=options.memory_fraction,
             kv_bytes=options.kv_bytes,
             lazy=options.lazy,
+            steps_per_launch=_steps_per_launch(options, num_prompts),
             attention=options.attention,
             operations=options.operations,
             lora=lora,
             parallel=parallel,
             progress=progress,
         )
-    if options.adapter is not None:
-        llm.load_adapter(str(options.adapter), options.adapter)
+    load_into(llm, options.adapter)
     return llm
 
 
-class _Printer:
-    """Prints text as it arrives: one prompt's answer piece by piece, several prompts' answers as each is finished."""
+def _steps_per_launch(options: RunOptions, num_prompts: int) -> StepsPerLaunch:
+    """`auto` stays that where text is printed as it arrives; otherwise nobody waits for single tokens.
 
-    def __init__(self, prompts: list[str], *, quiet: bool) -> None:
-        self.first_at: float | None = None
-        self._prompts, self._quiet = prompts, quiet
-        self._texts = [""] * len(prompts)
+    Raises:
+        ConfigError: neither `auto` nor a whole number of at least 1.
+    """
+    from stepgraph.engine.loops import most_steps
 
-    def __call__(self, delta: TextDelta) -> None:
-        from stepgraph.cli.console import print_answer, write
-
-        if self.first_at is None:
-            self.first_at = time.perf_counter()
-        if self._quiet:
-            return
-        if len(self._prompts) == 1:
-            write(delta.text)
-            return
-        self._texts[delta.index] += delta.text
-        if delta.finish_reason is not None:
-            print_answer(delta.index + 1, len(self._prompts), self._prompts[delta.index], self._texts[delta.index])
-
-    def end(self) -> None:
-        from stepgraph.cli.console import write
-
-        if not self._quiet and len(self._prompts) == 1:
-            write("\n\n")
+    asked = options.steps_per_launch
+    if asked == "auto" and num_prompts == 1 and not options.as_json:
+        return "auto"
+    return most_steps("auto" if asked == "auto" else int(asked) if asked.isdecimal() else asked)
 
 
 def _adapter_name(options: RunOptions) -> str | None:

@@ -30,6 +30,7 @@ def make_report(
     were computed; the same as requests where steps are uniform. captured_sizes: in requests, captured_tokens: those of
     mixed steps. coverage, coverage_mixed: what batches of 1, 2, 3, ... requests, or tokens, are padded to; null: eager.
     compile: what compiling has taken in all, null where nothing is compiled; compiled_while_serving: of that.
+    loops: launches that ran several steps, those steps, and why others were launched one by one, by reason.
     parallel: of several ranks, how many, and by captured size what each graph has frozen of its collectives; else null.
     breaks: of breakable graphs, how often each was called at replays, and the host's µs a call; null: never called.
     started, first_at, stopped: seconds on one clock: before the first prompt, at the first text, after the last.
@@ -65,6 +66,7 @@ def make_report(
         "reasons": stats["reasons"],
         "routes": stats["routes"],
         "compiled_while_serving": {"steps": stats["compiles"], "seconds": stats["compile_seconds"]},
+        "loops": stats["loops"],
         "breaks": [_break_cost(name, total) for name, total in runner.break_costs().items()],
         "tokens": {"prompt": sum(len(output.prompt_token_ids) for output in outputs), "generated": generated},
         "seconds": {"load": llm.load_seconds, "capture": capture.seconds, "generate": stopped - started},

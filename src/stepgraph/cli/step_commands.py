@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import Device, Graphs, one_line_errors
+from stepgraph.cli.options import Attention, Graphs, Json, Operations, Where, one_line_errors
 
 
 class SamplerName(StrEnum):
@@ -20,12 +20,6 @@ Model = Annotated[
     str | None,
     typer.Argument(help="A shape such as llama-3-8b, a directory, a GGUF file, or a hub id. Default: the demo model."),
 ]
-Where = Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")]
-Operations = Annotated[
-    str | None, typer.Option(help="What computes a layer: unfused or reference. Default: the device's own.")
-]
-Attention = Annotated[str | None, typer.Option(help="Attention backend. Default: the device's own.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the whole result as JSON and nothing else.")]
 
 
 def census_command(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepgraph.cli.options import one_line_errors
-from stepgraph.cli.step_commands import Json, Model, Where
+from stepgraph.cli.options import Json, Where, one_line_errors
+from stepgraph.cli.step_commands import Model
 
 if TYPE_CHECKING:
     from stepgraph.measure.sweep.cells import Cell, Work
@@ -30,7 +30,7 @@ class SweepOptions:
     steps: int = 64
     isolate: bool = False
     ray: str | None = None
-    compiled: str | None = None
+    compile: str = "off"
     device: str | None = None
     picture: Path | None = None
     as_json: bool = False
@@ -40,9 +40,12 @@ def sweep_command(
     out: Annotated[Path, typer.Option(help="The file of rows (JSON lines); cells that it has are not measured again.")],
     model: Model = None,
     graphs: Annotated[str, typer.Option(help="The graphs to measure, as for `run`.")] = "full,breakable,disabled",
+    compile: Annotated[
+        str, typer.Option(help="What compiles the step: off, inductor (with reference operations), aot_eager.")
+    ] = "off",
     attention: Annotated[str | None, typer.Option(help="Attention backends. Default: the device's own.")] = None,
     operations: Annotated[
-        str | None, typer.Option(help="What computes a layer: unfused, reference. Default: the device's own.")
+        str | None, typer.Option(help="What computes a layer: fused, unfused, reference. Default: the device's own.")
     ] = None,
     rows: Annotated[str, typer.Option(help="Numbers of requests that decode at once.")] = "1,8",
     context: Annotated[int, typer.Option(help="Tokens that each of them attends to.")] = 512,
@@ -54,7 +57,6 @@ def sweep_command(
         str | None,
         typer.Option(metavar="ADDRESS", help="Over a Ray cluster: its address, auto, or local to start one here."),
     ] = None,
-    compiled: Annotated[str | None, typer.Option("--compile", hidden=True)] = None,
     device: Where = None,
     picture: Annotated[Path | None, typer.Option(help="Draw latency by rows into this PNG.")] = None,
     as_json: Json = False,
@@ -73,7 +75,7 @@ def sweep_command(
                 steps=steps,
                 isolate=isolate,
                 ray=ray,
-                compiled=compiled,
+                compile=compile,
                 device=None if device is None else device.value,
                 picture=picture,
                 as_json=as_json,
@@ -95,23 +97,22 @@ def run_sweep(options: SweepOptions) -> None:
     from stepgraph.measure.sweep.cells import Work, make_cells
     from stepgraph.measure.sweep.rows_file import RowsFile
     from stepgraph.measure.sweep.sweep_result import draw, sweep_result
-    from stepgraph.runtime.errors import ConfigError
+    from stepgraph.measure.whole_file import require_writable
 
-    if options.compiled is not None:
-        raise ConfigError(
-            "sweep: the engine has no compiled step yet, so there is none to measure; leave out --compile"
-        )
     if options.picture is not None:
         require_picture(options.picture)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     work = Work(options.model, device, options.context, options.steps)
     attention, operations = _names(options.attention), _names(options.operations)
-    cells = make_cells(_list(options.graphs), attention, operations, _numbers(options.rows))
+    cells = make_cells(_list(options.graphs), attention, operations, _numbers(options.rows), _list(options.compile))
     file = RowsFile(options.out)
     missing = [cell for cell in cells if (work, cell) not in file.rows]
+    measured = _measure(options, work, missing)  # which refuses what cannot be
+    if missing:
+        require_writable(options.out)  # before a cell is measured, which takes a while
     with ProgressBar(quiet=options.as_json) as progress:
         progress(len(cells) - len(missing), len(cells), "sweep")
-        for done, row in enumerate(_measure(options, work, missing), start=len(cells) - len(missing) + 1):
+        for done, row in enumerate(measured, start=len(cells) - len(missing) + 1):
             file.add(row)
             progress(done, len(cells), "sweep")
     found = [file.rows[work, cell] for cell in cells]

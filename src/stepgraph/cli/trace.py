@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import one_line_errors
-from stepgraph.cli.step_commands import Json
+from stepgraph.cli.options import Json, one_line_errors
 
 
 def trace_command(

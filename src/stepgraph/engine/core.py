@@ -1,27 +1,27 @@
-"""The engine: plans a step, tells the device what changed, runs it through the graphs, and takes the tokens in."""
+"""The engine: model, cache, scheduler and graphs put together, and what may happen to them between two steps."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
+from stepgraph.engine.flight import Flights
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.kv_memory import KVMemory, resize
+from stepgraph.engine.loops import Loops
 from stepgraph.engine.lora import LoraSlots
-from stepgraph.engine.lora.rows import adapter_inputs
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.random_batches import RandomBatches
-from stepgraph.engine.request import Request
-from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
-from stepgraph.engine.scheduler import Chunk, Scheduler, most_tokens
+from stepgraph.engine.scheduler import Scheduler, most_tokens, num_mailboxes
+from stepgraph.engine.staging import Staging
 from stepgraph.engine.step import DecoderStep, step_slots
+from stepgraph.engine.stepping import Stepping
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import Sampler, sample
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _VERIFIED_BLOCKS = 4  # a request, at most, beside those for a step's tokens
 
 
-class EngineCore:
+class EngineCore(Stepping):
     """Requests in, tokens out. Text, files and threads are others' business.
 
     graphs: as asked for; `resolution` is what the attention backend and the sizes here make of it.
@@ -52,6 +52,7 @@ class EngineCore:
     sampler: chooses the tokens. penalties: whether requests may ask for them; takes 4 bytes a row and token of the
         vocabulary.
     lora: the adapters that requests may have; `graphs.lora_cases` says for how many at a time steps are captured.
+    steps_per_launch: the most that `step_many` has the device run by itself.
     strict: refuse a configuration that would be downgraded.
     parallel: this rank's part, where several compute the model; the model and the sampler are then the rank's.
 
@@ -73,6 +74,7 @@ class EngineCore:
         sampler: Sampler = sample,
         penalties: bool = True,
         lora: LoraSlots | None = None,
+        steps_per_launch: int = 1,
         strict: bool = False,
         parallel: TensorParallel | None = None,
     ) -> None:
@@ -83,16 +85,15 @@ class EngineCore:
                 f"graphs: the engine decodes one token a step without adapters; query lengths "
                 f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
-        ranks = 1 if parallel is None else parallel.group.world
-        choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF, ranks=ranks)
+        compiled, sums = graphs.compile is not Compile.OFF, parallel is not None
+        choose_operations(model.operations.name, model.device, compiled=compiled, sums=sums)
         if parallel is not None:
-            if lora is not None:
-                raise ConfigError("adapters: they are whole, and of several ranks each has a part of the model")
+            parallel.require_plain(adapters=lora is not None, steps_per_launch=steps_per_launch)
             graphs = parallel.graphs(graphs)
         self.parallel = parallel
         self.model, self.attention = model, attention
         self.penalties, self.lora = penalties, lora
-        self.max_model_len = max_model_len
+        self.max_model_len, self.steps_per_launch = max_model_len, steps_per_launch
         step_tokens = most_tokens(chunk_tokens, max_num_seqs)
         rows = largest_batch(graphs, max_num_seqs)
         tokens = max(rows, step_tokens)
@@ -111,7 +112,13 @@ class EngineCore:
             device=model.device,
             slots=step_slots(self._max_blocks, attention.pad_seq_len, vocab, adapters=lora is not None),
         )
-        step: Callable[..., Any] = DecoderStep(model, attention, self.kv_memory.cache, sampler, lora)
+        platform = self.buffers.platform
+        self._loops = Loops(platform, steps_per_launch, attention)
+        check = None if parallel is None else parallel.check
+        self._flights = Flights(platform, self.scheduler, num_mailboxes(max_num_seqs), steps_per_launch, check)
+        self._staging = Staging(self.buffers, self._max_blocks, penalties=penalties, lora=lora)
+        told, halt = self._flights.told, self._loops.terms.halt
+        step: Callable[..., Any] = DecoderStep(model, attention, self.kv_memory.cache, sampler, told, halt, lora)
         if parallel is not None:
             step = parallel.guarded(step)
         self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
@@ -122,12 +129,8 @@ class EngineCore:
         self.runner.watch(attention.tensors(), "attention")
         if lora is not None:
             self.runner.watch(lora.tensors, "adapters")
-        self._num_loras = 0  # of the batch that is staged
         self.kv_bytes_at_capture = 0
         self.eager_left = Left()  # by `run_largest_step`
-        self._rows_staged = 0  # of a step without prefill
-        self._times_reset = self.buffers.times_reset
-        self._in_doubt = False  # a step failed: what the device holds of the rows is anybody's guess
 
     @property
     def kv_cache(self) -> torch.Tensor:
@@ -145,16 +148,18 @@ class EngineCore:
         """
         with self.runner.pool.alone():
             resize(self.kv_memory, self.scheduler, num_blocks)
+        self._steady = None
         self.runner.state = self._verified()
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         self.kv_bytes_at_capture = self.kv_memory.nbytes
-        if self.parallel is None:
-            return self.runner.capture(progress)
-        self.parallel.group.before_close(self.release)
-        with self.parallel.capturing(self.runner):
-            return self.runner.capture(progress)
+        if self.parallel is not None:
+            self.parallel.group.before_close(self.release)
+        with nullcontext() if self.parallel is None else self.parallel.capturing(self.runner):
+            report = self.runner.capture(progress)
+        self._loops.prepare(self.runner)
+        return report
 
     def release(self) -> None:
         """Give the graphs back, for good. Of several ranks on all alike; at the latest before their group ends."""
@@ -185,7 +190,6 @@ class EngineCore:
 
         Raises:
             ReplayError: requests are under way.
-            ConfigError: the engine is too small for the batches that its keys may run.
             CaptureError: nothing is captured.
         """
         if self.scheduler.has_work:
@@ -200,49 +204,11 @@ class EngineCore:
             device=self.model.device,
             adapter_slots=0 if self.lora is None else self.lora.config.slots,
         )
-        batches.require_room(self.buffers.max_requests, self.buffers.max_tokens)
         verified.normal_(generator=torch.Generator(self.model.device).manual_seed(seed))
         if self.lora is not None:
             self.lora.fill_free(torch.Generator().manual_seed(seed))
-        self._rows_staged = 0
         with self._cache_cut_to(1 + len(verified)):
-            return self.runner.verify(batches, seed=seed, rtol=rtol, atol=atol)
-
-    @torch.inference_mode()
-    def step(self) -> list[tuple[Request, int]]:
-        """One token for every decoding request, and for every request whose prefill this step completes.
-
-        Without work it is a gap, in which one of the graphs that lazy capture has left is recorded.
-
-        Rows 0 to n - 1 decode; the requests that prefill have the rows from n on, where those that complete stay.
-        """
-        grown = self.scheduler.grow()
-        chunks = self.scheduler.plan_prefill()
-        rows = list(self.scheduler.rows)
-        if not rows and not chunks:
-            self.scheduler.refuse_if_stuck()
-            self.capture_pending(seconds=0)
-            return []
-        inputs = self._stage(rows, grown, chunks)
-        if self.parallel is not None and inputs:
-            batch = [request.id for request in rows], [(c.request.id, c.start, c.stop) for c in chunks]
-            self.parallel.agree_on_step(batch)
-        tokens = self._run(rows, chunks, inputs)
-        if self.parallel is not None:
-            self.parallel.check()
-        self._in_doubt = False
-        for request, token in zip(rows, tokens, strict=False):
-            request.computed += 1
-            request.output.append(token)
-        produced = list(zip(rows, tokens, strict=False))
-        for chunk, token in zip(chunks, tokens[len(rows) :], strict=True):
-            completes, request = chunk.completes, chunk.request
-            request.computed = chunk.stop
-            if completes:
-                request.output.append(token)
-                self.scheduler.join(request)
-                produced.append((request, token))
-        return produced
+            return self.runner.verify(batches, nearest=batches.nearest, seed=seed, rtol=rtol, atol=atol)
 
     @contextmanager
     def _cache_cut_to(self, num_blocks: int) -> Iterator[None]:
@@ -272,62 +238,3 @@ class EngineCore:
     def _verified(self) -> dict[str, torch.Tensor]:
         """Of the cache what `verify` uses: it saves and compares that. Padded rows may write block 0."""
         return {"kv_cache": self.kv_memory.blocks[1 : 1 + self._most_verified]}
-
-    def _run(self, rows: list[Request], chunks: list[Chunk], inputs: dict[str, Any]) -> list[int]:
-        """The next token of each row, then of each chunk's request."""
-        count = len(rows) + len(chunks)
-        if all(chunk.stop - chunk.start == 1 for chunk in chunks):  # no prefill, or a token of it: a decode step
-            lengths = [request.num_tokens for request in rows] + [chunk.stop for chunk in chunks]
-            self.attention.plan(lengths, self.buffers["block_tables"])
-            output = self.runner(num_requests=count, num_loras=self._num_loras, **inputs)
-        else:
-            prompt_tokens = len(inputs["prompt_tokens"])
-            output = self.runner(num_requests=count, num_tokens=prompt_tokens, num_loras=self._num_loras, **inputs)
-        tokens: list[int] = output.tokens.tolist()
-        return tokens
-
-    def _stage(self, rows: list[Request], grown: list[tuple[int, int, int]], chunks: list[Chunk]) -> dict[str, Any]:
-        """Patch what changed of the device's state; returns the host's part where the batch changed."""
-        for row, index, block in grown:
-            self.buffers["block_tables"][row, index] = block
-        dirty = self.scheduler.take_dirty_rows()
-        if self._in_doubt or self._times_reset != self.buffers.times_reset:
-            dirty, self._rows_staged, self._times_reset = list(range(len(rows))), 0, self.buffers.times_reset
-        self._in_doubt = True  # until the tokens are here
-        moved = {row: (rows[row], rows[row].num_tokens) for row in dirty}
-        moved.update((row, (chunk.request, chunk.stop)) for row, chunk in enumerate(chunks, start=len(rows)))
-        if moved:
-            self._patch(moved)
-        elif len(rows) == self._rows_staged:
-            return {}
-        self._rows_staged = 0 if chunks else len(rows)
-        requests = [*rows, *(chunk.request for chunk in chunks)]
-        inputs = sampling_inputs(requests, penalties=self.penalties)
-        if self.lora is not None:
-            adapters, self._num_loras = adapter_inputs(requests, self.lora)
-            inputs |= adapters
-        inputs["query_lens"] = np.array([1] * len(rows) + [c.stop - c.start for c in chunks], dtype=np.int32)
-        prompts = [token for chunk in chunks for token in chunk.request.tokens(chunk.start, chunk.stop)]
-        inputs["prompt_tokens"] = np.array([-1] * len(rows) + prompts, dtype=np.int64)
-        return inputs
-
-    def _patch(self, moved: dict[int, tuple[Request, int]]) -> None:
-        """Write rows' device state afresh. moved: by row the request, and how many of its tokens this step ends at."""
-        requests = [request for request, _ in moved.values()]
-        stops = [stop for _, stop in moved.values()]
-        self.buffers.patch(
-            list(moved),
-            tokens=[request.tokens(stop - 1, stop)[0] for request, stop in moved.values()],
-            positions=[stop - 1 for stop in stops],
-            seq_lens=stops,
-            block_tables=self._tables(requests),
-        )
-        if self.penalties:
-            mark_rows(self.buffers["seen"], requests, list(moved))
-
-    def _tables(self, requests: list[Request]) -> np.ndarray[Any, Any]:
-        """int32 [requests, max_blocks]: each request's blocks, then the null block."""
-        tables = np.zeros((len(requests), self._max_blocks), dtype=np.int32)
-        for row, request in enumerate(requests):
-            tables[row, : len(request.blocks)] = request.blocks
-        return tables

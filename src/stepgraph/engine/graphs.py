@@ -10,12 +10,17 @@ from stepgraph.runtime.config import Backend, Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import LARGEST, Ladder, vllm_default_ceiling
 
-Graphs = Literal["full", "breakable", "disabled", "NONE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE", "FULL_AND_PIECEWISE"]
-"""How decode and prefill run: both in one graph, both in graphs around attention, both eagerly; or vLLM's names."""
+Graphs = Literal[
+    "full", "breakable", "piecewise", "disabled", "NONE", "FULL_DECODE_ONLY", "FULL", "PIECEWISE", "FULL_AND_PIECEWISE"
+]
+"""How decode and prefill run: both in one graph, both in graphs around attention, as they are or compiled, both
+eagerly; or vLLM's names."""
 
-_VLLM_NAMES = {"full": "FULL", "breakable": "PIECEWISE", "disabled": "NONE"}
+_VLLM_NAMES = {"full": "FULL", "breakable": "PIECEWISE", "piecewise": "PIECEWISE", "disabled": "NONE"}
 _CPU_PREFILL = Ladder.explicit([16, *(64 << power for power in range(11))])
 """In tokens; as few as leave no gap that the padding guard would refuse, for a CPU takes its time to record them."""
+WARMUPS = 0
+"""One of each kind will do: the step keeps nothing between calls that would have to be made outside a graph."""
 
 
 def graph_config(
@@ -35,8 +40,8 @@ def graph_config(
     step_tokens: most tokens of a step, where the ladder of prefill ends. On a GPU it is SGLang's.
 
     Raises:
-        ConfigError: an unknown choice, no rows, a ladder that has no room for the batch, two ladders, or
-            `lazy` beside a GraphConfig.
+        ConfigError: an unknown choice, no rows, a ladder that has no room for the batch, two ladders, pieces of a step
+            that is not compiled, or `lazy` beside a GraphConfig.
     """
     if not 1 <= max_num_seqs <= LARGEST:
         raise ConfigError(
@@ -54,6 +59,11 @@ def graph_config(
         return graphs
     if graphs not in get_args(Graphs):
         raise ConfigError(f"graphs: {graphs!r} is not one of {', '.join(get_args(Graphs))}")
+    if graphs == "piecewise" and compile == Compile.OFF:
+        raise ConfigError(
+            "graphs: 'piecewise' graphs are of a compiled step; compile it, for example with inductor, or ask for "
+            "'breakable', which has graphs around attention"
+        )
     mode = _VLLM_NAMES.get(graphs, graphs)
     if mode == "NONE":
         return GraphConfig.preset(mode, compile=compile)
@@ -66,7 +76,9 @@ def graph_config(
             f"add a size of at least {max_num_seqs} or lower max_num_seqs"
         )
     prefill = _prefill_ladder(step_tokens, torch.device(device))
-    return GraphConfig.preset(mode, ladder=ladder.upto(rung), prefill_ladder=prefill, lazy=lazy, compile=compile)
+    return GraphConfig.preset(
+        mode, ladder=ladder.upto(rung), prefill_ladder=prefill, warmups=WARMUPS, lazy=lazy, compile=compile
+    )
 
 
 def largest_batch(graphs: GraphConfig, max_num_seqs: int) -> int:

@@ -82,7 +82,8 @@ class KVMemory:
             raise ConfigError(f"KV cache: {num_blocks} blocks; there can be 2 to {self.max_blocks}")
         if self._range is None and num_blocks != self.num_blocks:
             raise ConfigError(
-                f"KV cache: its {self.num_blocks} blocks were allocated at once, without virtual memory, and stay"
+                f"KV cache: its {self.num_blocks} blocks were allocated at once, without virtual memory, and stay; "
+                f"another size needs a GPU and cuda.bindings"
             )
 
     def resize(self, num_blocks: int) -> None:

@@ -11,14 +11,17 @@ from pathlib import Path
 
 import torch
 
+from stepgraph.comm.errors import CommError
 from stepgraph.engine.budget import MemoryTable
 from stepgraph.engine.checkpoint import load_checkpoint
 from stepgraph.engine.config import ModelConfig, model_len
 from stepgraph.engine.core import EngineCore
+from stepgraph.engine.ending import STOP_IDS
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
 from stepgraph.engine.kv_plan import kv_plan
+from stepgraph.engine.loops import StepsPerLaunch, most_steps
 from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_cases
 from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_adapter
 from stepgraph.engine.model import DecoderModel
@@ -85,6 +88,10 @@ class LLM:
     strict: refuse graphs that would have to be changed.
     lazy: serve once the largest graph of each kind is there, and record one more whenever nothing is left to do, what
         most steps wanted first.
+    steps_per_launch: decode steps that the device runs by itself while nobody joins or ends; a request that ends costs
+        the others nothing. More than one means fewer launches, and tokens that come in bursts. `auto` is many, but 1
+        while a request streams; requests with stop strings always make it 1. Where the device or the graphs cannot,
+        it is 1 too, and `stats` says why.
     parallel: this rank's part in an engine of several processes, each of which makes an LLM with the same arguments
         and calls the same methods; prompts and parameters are rank 0's. See docs/tensor_parallel.md.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
@@ -114,11 +121,13 @@ class LLM:
         penalties: bool = True,
         sampler: str = "fused",
         lora: LoraConfig | None = None,
+        steps_per_launch: StepsPerLaunch = 1,
         strict: bool = False,
         lazy: bool = False,
         parallel: TensorParallel | None = None,
         progress: Progress | None = None,
     ) -> None:
+        most = most_steps(steps_per_launch)
         platform = platform_for(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         target = platform.device
         if max_num_seqs is None:
@@ -131,11 +140,14 @@ class LLM:
         )
         config = with_cases(config, lora)
         compiled = config.compile is not Compile.OFF
-        ranks = 1 if parallel is None else parallel.group.world
-        operations = choose_operations(operations, target, compiled=compiled, ranks=ranks)  # before the weights
+        operations = choose_operations(
+            operations, target, compiled=compiled, sums=parallel is not None
+        )  # before the weights
         choose_token = get_sampler(sampler)
-        if parallel is not None and sampler != "fused":
-            raise ConfigError(f"sampler: {sampler!r} is of one rank; several choose among candidates, leave it out")
+        if parallel is not None:
+            parallel.require_plain(adapters=lora is not None, steps_per_launch=most)
+            if sampler != "fused":
+                raise ConfigError(f"sampler: {sampler!r} is of one rank; several choose among candidates, leave it out")
         started = time.perf_counter()
         rows = largest_batch(config, max_num_seqs)
         plan = kv_plan(
@@ -192,12 +204,14 @@ class LLM:
             sampler=choose_token,
             penalties=penalties,
             lora=slots,
+            steps_per_launch=most,
             strict=strict,
             parallel=parallel,
         )
         plan.took("step buffers")
         self.core.capture(progress)
         self.memory: MemoryTable = plan.settle(self.core)
+        self._streams_bind = steps_per_launch == "auto"
         if parallel is not None and self.core.kv_memory.resizable:
             self.core.resize_kv(parallel.least(self.core.kv_memory.num_blocks))
         self._parallel = parallel
@@ -230,14 +244,16 @@ class LLM:
         """
         return self.core.capture_pending(seconds)
 
-    def verify(self, *, seed: int = 0) -> VerifyReport:
+    def verify(self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0) -> VerifyReport:
         """Replay every graph against eager on random batches, and find the first operator that differs.
 
+        rtol, atol: how far apart they may be, for steps that inductor compiled.
+
         Raises:
-            ReplayError: requests are under way. ConfigError: the engine is too small for the batches that its graphs
-                may run. CaptureError: there are no graphs.
+            ReplayError: requests are under way. CaptureError: there are no graphs. ConfigError: a tolerance that is
+                negative or no number.
         """
-        return self.core.verify(seed=seed)
+        return self.core.verify(seed=seed, rtol=rtol, atol=atol)
 
     def resize_kv(self, num_blocks: int) -> None:
         """Give memory of the KV cache back, or take it again, while graphs stay; see `EngineCore.resize_kv`.
@@ -291,7 +307,7 @@ class LLM:
             RequestError: an empty prompt, one longer than the model allows, parameters that do not fit, or an adapter
                 that is not loaded.
         """
-        tracked = self._track_all(prompts, sampling_params, adapter)
+        tracked = self._track_all(prompts, sampling_params, adapter, streams=stream is not None)
         for delta in self._drive(tracked):
             if stream is not None:
                 stream(delta)
@@ -309,7 +325,7 @@ class LLM:
         Raises:
             RequestError: as `generate`; at the first piece, if the cache has shrunk since the call.
         """
-        tracked = self._track_all(prompts, sampling_params, adapter)
+        tracked = self._track_all(prompts, sampling_params, adapter, streams=True)
         return self._drive(tracked)
 
     def chat(
@@ -344,7 +360,7 @@ class LLM:
             self.core.scheduler.remove(tracked.request)
 
     def _track_all(
-        self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters
+        self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters, *, streams: bool
     ) -> list[TrackedRequest]:
         listed = _as_list(prompts)
         shared = SamplingParams() if params is None else params
@@ -355,6 +371,10 @@ class LLM:
             )
         if len(each) != len(listed):
             raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
+        if adapter is not None and not isinstance(adapter, str | list | tuple):
+            raise RequestError(
+                f"adapters are names: one for all prompts, or a list with one for each, not {adapter!r:.80}"
+            )
         adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
         if len(adapters) != len(listed):
             raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
@@ -362,10 +382,11 @@ class LLM:
         if self._parallel is not None:
             listed, each, adapters, seeds = self._parallel.share((listed, each, adapters, seeds))
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        return [self._track(index, *one) for index, one in enumerate(zip(listed, each, adapters, seeds, strict=True))]
+        given = enumerate(zip(listed, each, adapters, seeds, strict=True))
+        return [self._track(index, *one, streams=streams) for index, one in given]
 
     def _track(
-        self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, seed: int
+        self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, seed: int, *, streams: bool
     ) -> TrackedRequest:
         self._require_adapter(adapter)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -388,12 +409,13 @@ class LLM:
         self._require_room(index, len(ids) + max_tokens)
         if self._parallel is not None:
             self._parallel.require(params)
-        request = Request(self._next_id, ids, params, seed, max_tokens, adapter)
-        self._next_id += 1
         ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
         stops = frozenset(params.stop_token_ids) | frozenset(ends)
+        one_by_one = bool(params.stop) or len(stops) > STOP_IDS or (streams and self._streams_bind)
+        request = Request(self._next_id, ids, params, seed, max_tokens, adapter, stops, one_by_one)
+        self._next_id += 1
         text = TextStream(self.tokenizer, params.stop)
-        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, stops, text)
+        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text)
 
     def _require_adapter(self, name: str | None) -> None:
         if name is not None:
@@ -436,12 +458,16 @@ class LLM:
             return
         try:
             self.core.step()
+        except CommError:  # of a step that was launched ahead: another rank is gone
+            raise
         except StepgraphError as error:  # of no request
             _log.warning("lazy graphs: none could be recorded: %s", error)
 
     def _step(self) -> None:
-        """One engine step. Its tokens are taken in before any is told, so that a caller may call again meanwhile."""
-        for request, token in self.core.step():
+        """Launch a step and take in the tokens of the one before, or those of many steps; all of them before any is
+        told, so that a caller may call again meanwhile."""
+        step = self.core.step_ahead if self.core.steps_per_launch == 1 else self.core.step_many
+        for request, token in step():
             one = self._running.get(request.id)
             if one is None:
                 continue

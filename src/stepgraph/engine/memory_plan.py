@@ -12,6 +12,7 @@ from stepgraph.engine.budget import MARGIN
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.graphs import largest_batch
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, block_bytes
+from stepgraph.engine.lora import LoraConfig
 from stepgraph.engine.memory_rows import model_features, planned_rows, step_features
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.ops.attention import AttentionShape
@@ -104,8 +105,12 @@ def plan_memory(
     chunk_tokens: int,
     memory_fraction: float,
     penalties: bool = True,
+    lora: LoraConfig | None = None,
 ) -> MemoryPlan:
-    """The plan of an engine with these settings, as `LLM` takes them. memory_fraction: of the device's memory."""
+    """The plan of an engine with these settings, as `LLM` takes them. memory_fraction: of the device's memory.
+
+    graphs: with the cases of `lora`; what a profile predicts of graphs with adapters is what those without take.
+    """
     requests = largest_batch(graphs, max_num_seqs)
     tokens = max(requests, most_tokens(chunk_tokens, max_num_seqs))
     keys = capture_keys(graphs, max_requests=requests, max_tokens=tokens)
@@ -114,7 +119,13 @@ def plan_memory(
     rows = [
         Row("context, kernels and libraries", profile.driver_before + profile.loaded + profile.workspaces),
         *planned_rows(
-            config, dtype, max_requests=requests, max_tokens=tokens, max_len=max_model_len, penalties=penalties
+            config,
+            dtype,
+            max_requests=requests,
+            max_tokens=tokens,
+            max_len=max_model_len,
+            penalties=penalties,
+            lora=lora,
         ),
         Row("attention workspace", planned_workspace(shape, profile.num_sms, requests, max_model_len)),
         Row("shared outputs", requests * torch.int64.itemsize),

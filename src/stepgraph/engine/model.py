@@ -10,6 +10,7 @@ from stepgraph.engine.config import ModelConfig
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
 from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters
 from stepgraph.ops.operations import Attend, DecoderShape, LayerWeights, Reduce, get_operations
+from stepgraph.runtime.platforms import Platform, platform_for
 from stepgraph.runtime.regions import region
 
 
@@ -43,8 +44,8 @@ class DecoderModel:
             self.lm_head = weights.pop("lm_head.weight")
         else:
             self.lm_head = self.embedding if vocab is None else self.embedding[vocab.start : vocab.stop]
-        self.layers = [_layer(config, weights, f"model.layers.{index}.") for index in range(config.num_layers)]
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        self.layers = _layers(config, weights, platform_for(self.device))
         if config.rope_frequencies is None:
             frequencies = inverse_frequencies(config.head_dim, config.rope_theta)
         else:
@@ -81,6 +82,16 @@ class DecoderModel:
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """normed: [rows, hidden], from `forward`. Returns [rows, vocab], of a rank its part, in the model's dtype."""
         return self.operations.lm_head(normed, self.lm_head)
+
+
+def _layers(config: ModelConfig, weights: MutableMapping[str, torch.Tensor], platform: Platform) -> list[LayerWeights]:
+    """The parts of each layer's joined matrices are returned to the device before the next layer's are made: these
+    would be cut out of what the parts took, and the rest of it be lost (270 MiB of an 8B model)."""
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(_layer(config, weights, f"model.layers.{index}."))
+        platform.give_back()
+    return layers
 
 
 def _layer(config: ModelConfig, weights: MutableMapping[str, torch.Tensor], prefix: str) -> LayerWeights:

@@ -18,7 +18,12 @@ class Request:
     seed: of this request's own noise stream, always set.
     adapter: the name of one that is loaded; None: the model alone.
     blocks: KV blocks held, in order of position.
-    computed: leading tokens whose keys and values are in the cache. While decoding that is all but the last one.
+    computed: leading tokens whose keys and values prefill has put into the cache. A decoding request's are all there,
+        but for its last token's.
+    stops: token ids that end it. ended: a token has; the device computes nothing more for it.
+    stint: how often it has lost its row and blocks. A token that was on its way meanwhile is nobody's.
+    one_by_one: whether each token must be seen before the next step is launched.
+    mailbox: where the device tells its tokens, wherever its row is.
     """
 
     id: int
@@ -27,14 +32,24 @@ class Request:
     seed: int
     max_tokens: int
     adapter: str | None = None
+    stops: frozenset[int] = frozenset()
+    one_by_one: bool = False
     output: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    ended: bool = False
+    stint: int = 0
+    mailbox: int = 0
     finish_reason: FinishReason | None = None
 
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
+
+    @property
+    def limit(self) -> int:
+        """The most tokens that it may come to, prompt and output."""
+        return len(self.prompt) + self.max_tokens
 
     @property
     def last_token(self) -> int:

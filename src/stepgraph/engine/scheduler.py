@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import bisect
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.kv_blocks import BlockPool, blocks_for
 from stepgraph.engine.request import Request
 from stepgraph.runtime.errors import ConfigError
+
+NOTHING_AHEAD: Mapping[Request, int] = MappingProxyType({})
+"""Of requests that wait for no token."""
 
 
 def most_tokens(chunk_tokens: int, max_num_seqs: int) -> int:
@@ -21,6 +27,11 @@ def most_tokens(chunk_tokens: int, max_num_seqs: int) -> int:
     if chunk_tokens < 1:
         raise ConfigError(f"chunk_tokens is {chunk_tokens}; at least one prompt token a step must be computed")
     return chunk_tokens if chunk_tokens > max_num_seqs else chunk_tokens + max_num_seqs
+
+
+def num_mailboxes(max_num_seqs: int) -> int:
+    """Places in which tokens are told."""
+    return 2 * max_num_seqs
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,9 @@ class Scheduler:
     waits, to be recomputed later.
 
     step_tokens: most tokens of a step, one a decoding row and the prefill's; more than `max_num_seqs`.
+    changes: goes up whenever a request comes, goes, begins to decode, or ends.
+
+    Where steps are launched before the tokens of earlier ones are known, `ahead` says how many each request waits for.
     """
 
     def __init__(self, pool: BlockPool, max_num_seqs: int, step_tokens: int) -> None:
@@ -53,15 +67,20 @@ class Scheduler:
         self.waiting: list[Request] = []  # by arrival
         self.prefilling: list[Request] = []  # admitted: hold blocks, not yet decoding
         self.preemptions = 0
+        self.changes = 0
         self._max_num_seqs = max_num_seqs
         self._step_tokens = step_tokens
         self._dirty: set[int] = set()
+        # Twice as many as there are requests, first in, first out: a step that was launched before its request left
+        # may still tell a token, and nobody else's is told there by the next one.
+        self._mailboxes = deque(range(num_mailboxes(max_num_seqs)))
 
     @property
     def has_work(self) -> bool:
         return bool(self.rows or self.waiting or self.prefilling)
 
     def add(self, request: Request) -> None:
+        self.changes += 1
         bisect.insort(self.waiting, request, key=lambda r: r.id)
 
     def remove(self, request: Request) -> None:
@@ -74,29 +93,39 @@ class Scheduler:
             self.waiting.remove(request)
         self._free(request)
 
-    def grow(self) -> list[tuple[int, int, int]]:
+    def end(self, request: Request) -> None:
+        """A token has ended it. It keeps its row until it is removed, and gets no further token."""
+        self.changes += 1
+        request.ended = True
+
+    def goes_on(self, request: Request, ahead: Mapping[Request, int]) -> bool:
+        """Whether a decoding request has another token to come beside those it waits for, as far as is known."""
+        return not request.ended and request.num_tokens + ahead.get(request, 0) < request.limit
+
+    def grow(self, ahead: Mapping[Request, int] = NOTHING_AHEAD) -> list[tuple[int, int, int]]:
         """Give every row the block its next token needs, preempting if it must; oldest first.
 
-        Returns (row, index in its block table, block) of blocks added to rows whose occupant did not change.
+        Returns (row, index in its block table, block) of blocks added to rows.
         """
-        grown: list[Request] = []
+        had: dict[Request, int] = {}
         for request in sorted(self.rows, key=lambda r: r.id):
-            if request not in self.rows:
-                continue  # preempted for an older one
-            while len(request.blocks) < blocks_for(request.num_tokens):
+            if request not in self.rows or not self.goes_on(request, ahead):
+                continue  # preempted for an older one, or there is no next token
+            while len(request.blocks) < blocks_for(request.num_tokens + ahead.get(request, 0)):
                 block = self.pool.take(1)
                 if block is not None:
+                    had.setdefault(request, len(request.blocks))
                     request.blocks += block
-                    grown.append(request)
                     continue
                 victim = max(self.rows + self.prefilling, key=lambda r: r.id)
                 self._preempt(victim)
                 if victim is request:
                     break
         return [
-            (row, len(request.blocks) - 1, request.blocks[-1])
+            (row, index, request.blocks[index])
             for row, request in enumerate(self.rows)
-            if request in grown and row not in self._dirty
+            if request in had
+            for index in range(had[request], len(request.blocks))
         ]
 
     def plan_prefill(self) -> list[Chunk]:
@@ -115,7 +144,7 @@ class Scheduler:
             blocks = self.pool.take(blocks_for(request.num_tokens + 1))  # room for the first decoded token too
             if blocks is None:
                 break
-            request.blocks = blocks
+            request.blocks, request.mailbox = blocks, self._mailboxes.popleft()
             self.prefilling.append(self.waiting.pop(0))
             budget = self._plan(request, budget, chunks)
         return chunks
@@ -137,6 +166,7 @@ class Scheduler:
         """A prefilled request takes the next row, which is where its prefill ran."""
         self.prefilling.remove(request)
         self.rows.append(request)
+        self.changes += 1
 
     def vacate(self, num_blocks: int) -> None:
         """Preempt every request that holds a block from `num_blocks` on: these are free afterwards."""
@@ -174,5 +204,9 @@ class Scheduler:
             self._dirty.add(row)
 
     def _free(self, request: Request) -> None:
+        self.changes += 1
+        request.stint += 1
+        if request.blocks:
+            self._mailboxes.append(request.mailbox)
         self.pool.give_back(request.blocks)
         request.blocks = []

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from stepgraph.engine.ending import ending_slots
 from stepgraph.engine.lora import LoraSlots
 from stepgraph.engine.lora.rows import adapter_slots
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.sampling_state import sampling_slots
+from stepgraph.ops.advance import advance
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.lora import LayerAdapters, LoraRows
 from stepgraph.ops.sampling import Sampler
@@ -22,6 +24,8 @@ def step_slots(
 ) -> list[Slot]:
     """The step's state. Tokens, positions, lengths and tables live on the device, which advances them; sampling
     parameters and what a batch with prefill brings belong to the host and travel when the batch changes.
+
+    When a row ends is the host's too, and found on the device: it then stands on block 0 like a padded one.
 
     A row's `positions` and `seq_lens` are those of its last token in this step. query_lens: the tokens that it brings.
     prompt_tokens: one a token of the batch, -1 where it is the row's own last token, which only the device knows.
@@ -37,6 +41,7 @@ def step_slots(
         Slot("block_tables", torch.int32, "request", zero, (max_blocks,), owner="device"),
         Slot("query_lens", torch.int32, "request", zero, mixed_only=True),
         Slot("prompt_tokens", torch.int64, "token", zero, mixed_only=True),
+        *ending_slots(),
         *sampling_slots(penalties_over),
         *(adapter_slots() if adapters else ()),
     ]
@@ -47,7 +52,8 @@ class DecoderStep:
 
     Attention is a break in breakable recordings, and part of full ones.
 
-    kv_cache: as `allocate_cache` makes it; written in place. lora: the adapters that rows may have.
+    kv_cache: as `allocate_cache` makes it; written in place. told, halt: where the host reads each row's token, and
+    whether rows ended; see `ops.advance`. lora: the adapters that rows may have.
     """
 
     def __init__(
@@ -56,9 +62,12 @@ class DecoderStep:
         attention: AttentionBackend,
         kv_cache: torch.Tensor,
         sampler: Sampler,
+        told: torch.Tensor,
+        halt: torch.Tensor,
         lora: LoraSlots | None = None,
     ) -> None:
         self._model, self._kv_cache, self._sample, self._lora = model, kv_cache, sampler, lora
+        self._told, self._halt = told, halt
         self._decode_attention = graph_break(attention.decode, name="attention")
         self._prefill_attention = graph_break(attention.prefill, name="attention")
 
@@ -68,6 +77,9 @@ class DecoderStep:
         positions: torch.Tensor,
         seq_lens: torch.Tensor,
         block_tables: torch.Tensor,
+        limits: torch.Tensor,
+        stops: torch.Tensor,
+        mailboxes: torch.Tensor,
         query_lens: torch.Tensor | None = None,
         prompt_tokens: torch.Tensor | None = None,
         lora_index: torch.Tensor | None = None,
@@ -88,13 +100,12 @@ class DecoderStep:
             last = self._mixed(tokens, positions, seq_lens, block_tables, query_lens, prompt_tokens, lora)
         logits = self._model.logits(last)
         with region("advance"):
-            alive = seq_lens > 0
-            positions.add_(alive)
-            seq_lens.add_(alive)
+            places = positions + 1
         with region("sampling"):
-            self._sample(logits, position=positions, out=tokens, **sampling)
+            self._sample(logits, position=places, out=tokens, **sampling)
         with region("advance"):
-            tokens.mul_(alive)
+            size = self._kv_cache.shape[3]
+            advance(tokens, positions, seq_lens, block_tables, limits, stops, mailboxes, self._told, self._halt, size)
         return {"tokens": tokens}
 
     def _decode(
@@ -136,11 +147,12 @@ class DecoderStep:
             tables = block_tables[row] * real[:, None]
             ids = torch.where(prompt_tokens < 0, tokens[row], prompt_tokens)
             last = (ends - 1).clamp_(min=0)
+            lengths = torch.maximum(seq_lens, query_lens)  # who has ended attends to the null block
             if lora is not None:
                 lora = LoraRows(torch.where(real, lora.index[row], -1), lora.slot[row], lora.active)
 
         def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
-            self._prefill_attention(q, kv, block_tables, seq_lens, query_start, out)
+            self._prefill_attention(q, kv, block_tables, lengths, query_start, out)
 
         return self._model.forward(ids, places, tables, self._kv_cache, attend, self._adapters(lora))[last]
 

@@ -12,16 +12,15 @@ from stepgraph.engine.text import TextStream
 class TrackedRequest:
     """One prompt of a call.
 
-    index: the prompt's place in the call. stops: token ids that end the text.
+    index: the prompt's place in the call.
     deltas: text that has become certain and that the caller has not been given yet.
     """
 
-    def __init__(
-        self, index: int, prompt: str | None, request: Request, stops: frozenset[int], text: TextStream
-    ) -> None:
+    def __init__(self, index: int, prompt: str | None, request: Request, text: TextStream) -> None:
         self.index, self.request = index, request
         self.deltas: deque[TextDelta] = deque()
-        self._prompt, self._stops, self._text = prompt, stops, text
+        self._prompt, self._text = prompt, text
+        self._taken = 0  # tokens; the request may have more already
 
     @property
     def finished(self) -> bool:
@@ -30,14 +29,15 @@ class TrackedRequest:
     def accept(self, token: int) -> None:
         """Take one token in; it may end the request."""
         request, text = self.request, self._text
+        self._taken += 1
         reason: FinishReason | None = None
-        if token in self._stops:
+        if token in request.stops:
             reason, new = "stop", text.finish()
         else:
             new = text.push(token)
             if text.stopped:
                 reason = "stop"
-            elif len(request.output) >= request.max_tokens:
+            elif self._taken >= request.max_tokens:
                 reason = "length"
                 new += text.finish()
         request.finish_reason = reason

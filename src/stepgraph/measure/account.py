@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from stepgraph.measure.stats import in_turns
+from stepgraph.measure.trace.dilation import without_profiler
 from stepgraph.measure.trace.kineto import TraceError, read_trace
+from stepgraph.measure.trace.profiler import cuda_profiler
 from stepgraph.measure.trace.steps import SYNCS_AFTER, SYNCS_BEFORE, split_steps
 from stepgraph.measure.trace.waterfall import StepWaterfall, lasting_gaps, waterfall
 from stepgraph.measure.verdict import Parts, Verdict, verdict
@@ -43,8 +45,9 @@ class Way:
 class Accounted:
     """What was found of one way.
 
-    steps: traced. profiled: µs by events of the same steps. plain: µs by events without a profiler, () where only a
-    trace is there. inside: µs between two reads of the device's clock, by the first and the last node of a graph.
+    steps: traced; where there is `plain`, without what the profiler added (`without_profiler`), so that the verdict
+    does not rest on it. profiled: µs by events of the same steps. plain: µs by events without a profiler, () where only
+    a trace is there.
     """
 
     name: str
@@ -78,12 +81,15 @@ class Accounted:
         """µs that events see and the waterfall's rows, each a median, do not add up to; None without events."""
         if not self.profiled:
             return None
-        rows = ("before_first", "busy", "gaps_device", "gaps_host")
+        rows = ("before_first", "busy", "gaps_device", "gaps_host", "profiler")
         return statistics.median(self.profiled) - sum(self.median(row) for row in rows)
 
 
 def account(ways: Sequence[Way], count: int) -> list[Accounted]:
-    """Measure each way `count` times with a profiler and without; two ways without one in turns.
+    """Measure each way `count` times without a profiler, two ways in turns, and then all with one.
+
+    Of several accounts in a process only the first one's plain times are what they are without a profiler: see
+    `cuda_profiler`.
 
     Raises:
         ConfigError: there is no CUDA device.
@@ -103,7 +109,8 @@ def account(ways: Sequence[Way], count: int) -> list[Accounted]:
     found = []
     for way, without in zip(ways, plain, strict=True):
         steps, profiled = trace_steps(way, count)
-        found.append(Accounted(way.name, steps, profiled, without))
+        added = statistics.median(profiled) - statistics.median(without)
+        found.append(Accounted(way.name, without_profiler(steps, added), profiled, without))
     return found
 
 
@@ -134,7 +141,7 @@ def trace_steps(way: Way, count: int) -> tuple[list[StepWaterfall], list[float]]
     Raises:
         TraceError: it did not record all steps.
     """
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profiler = cuda_profiler()
     events = events_us(way, WARM + count, profiler)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

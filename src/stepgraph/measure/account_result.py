@@ -20,15 +20,25 @@ MOST_RESIDUAL = 0.01
 _TIMES = {
     "total": (
         "total",
-        "from the step's beginning on the host, the device idle, to its last activity's end; by the trace",
+        "from the step's beginning on the host, the device idle, to its last activity's end; by the trace, less the "
+        "profiler's own where that is known",
     ),
-    "before_first": ("before the first", "until the first activity starts: the device waits for the host"),
+    "before_first": (
+        "before the first",
+        "until the first activity starts: the device waits for the host; less as above",
+    ),
     "busy": ("busy", "the union of all activities' intervals: kernels, copies, memsets"),
     "overlap": ("overlap", "by how much the activities' durations add up to more than `busy`"),
     "gaps_device": ("gaps, device", "idle between activities that had been launched in time"),
-    "gaps_host": ("gaps, host", "idle before activities whose launching call had not returned when the device ran dry"),
-    "tklqt": ("TKLQT", "activity start less its launching call's start, summed; of a graph's launch its first alone"),
-    "submitted": ("submitted", "host time from the step's beginning to the end of its last launch"),
+    "gaps_host": (
+        "gaps, host",
+        "idle before activities whose launching call had not returned when the device ran dry; less as above",
+    ),
+    "tklqt": (
+        "TKLQT",
+        "activity start less its launching call's start, summed; of a graph's launch its first alone; as traced",
+    ),
+    "submitted": ("submitted", "host time from the step's beginning to the end of its last launch; as traced"),
 }
 """By the part of `StepWaterfall`: its name here, and what it is."""
 _BUSY_ROWS = {
@@ -37,18 +47,28 @@ _BUSY_ROWS = {
     "kernels beyond": "busy time beyond these two",
 }
 _IDLE_ROWS = ("gaps_device", "gaps_host", "before_first")
+_PROFILER = (
+    "the profiler's own",
+    "what events see more of a step with the profiler on, as far as the device waited for a graph's launch: with each "
+    "node it takes longer then. Launches of single kernels are each a little dearer; nothing is taken from them",
+)
 _RESIDUAL = "residual"
 _RESIDUAL_IS = "what the events' time of the same steps differs by from the sum of the rows above"
 
 
 def waterfall_rows(found: Accounted, floor: Floor | None) -> dict[str, float]:
-    """The step's time in µs, row by row. Without a floor busy time is one row, without events there is no residual."""
+    """The step's time in µs, row by row.
+
+    Without a floor busy time is one row. Without events there is no residual, and the profiler's own is not known.
+    """
     busy = found.median("busy")
     rows = {"kernels": busy}
     if floor is not None:
         least = (floor.read, floor.total - floor.read)
         rows = dict(zip(_BUSY_ROWS, (*least, busy - floor.total), strict=True))
     rows |= {_TIMES[part][0]: found.median(part) for part in _IDLE_ROWS}
+    if found.plain:
+        rows[_PROFILER[0]] = found.median("profiler")
     if found.residual is not None:
         rows[_RESIDUAL] = found.residual
     return rows
@@ -118,7 +138,7 @@ def _table(found: Sequence[Accounted], floor: Floor | None) -> Rows:
             row += [values[name], f"{values[name] / total:.1%}"]
         rows.append(row)
     rows.append(["in all", *(cell for total in sums for cell in (total, "100%"))])
-    known = {**_BUSY_ROWS, "kernels": _TIMES["busy"][1], _RESIDUAL: _RESIDUAL_IS, **dict(_TIMES.values())}
+    known = {**_BUSY_ROWS, "kernels": _TIMES["busy"][1], **dict((_PROFILER, *_TIMES.values())), _RESIDUAL: _RESIDUAL_IS}
     definitions = {name: known[name] for name in waterfalls[0]}
     return Rows("the waterfall of a step", columns, rows, {**definitions, "in all": "the sum of the rows"})
 
@@ -136,7 +156,9 @@ def _figures(one: Accounted) -> list[Figure]:
         Figure.of(f"{one.name}: launches", parts.launches, "calls", "calls that had the device do something"),
         Figure.of(f"{one.name}: activities", parts.activities, "activities", "kernels, copies and memsets of a step"),
         Figure(f"{one.name}: host budget", "µs", "device time over what it ran: busy / activities", budget),
-        Figure(f"{one.name}: host cost", "µs", "host time over what it launched: submitted / launches", cost),
+        Figure(
+            f"{one.name}: host cost", "µs", "host time over what it launched: submitted / launches; as traced", cost
+        ),
         Figure(f"{one.name}: idle", "of a step", "1 - busy / total", idle),
     ]
     if one.profiled:
@@ -144,6 +166,7 @@ def _figures(one: Accounted) -> list[Figure]:
         figures.append(Figure(f"{one.name}: events, profiled", "µs", events, one.profiled))
     if one.plain:
         figures.append(Figure(f"{one.name}: events", "µs", "between the same events, the profiler off", one.plain))
+        figures.append(Figure(f"{one.name}: {_PROFILER[0]}", "µs", _PROFILER[1], samples("profiler")))
     if one.profiled and one.plain:
         stretched = [with_it / without for with_it, without in zip(one.profiled, one.plain, strict=True)]
         figures.append(Figure(f"{one.name}: dilation", "ratio", "events, profiled / events", stretched))

@@ -126,7 +126,7 @@ def run_engine(model: DecoderModel, workload: Workload, graphs: Graphs, attentio
     report = core.capture()
     for index in range(workload.rows):
         prompt = [(7 * index + 13 * place) % model.config.vocab_size for place in range(workload.prompt)]
-        core.scheduler.add(Request(index, prompt, GREEDY, 7, WARM + workload.tokens + 1))
+        core.scheduler.add(Request(index, prompt, GREEDY, 7, workload.longest - workload.prompt))
     while core.scheduler.waiting or core.scheduler.prefilling:
         core.step()
     for _ in range(WARM):

@@ -67,10 +67,12 @@ def load_curve(path: Path) -> LatencyCurve:
         samples = {int(size): [float(ms) for ms in taken] for size, taken in found["samples"].items()}
         if not samples or not all(samples.values()):
             raise ValueError("no samples")
+        if min(samples) < 1 or not all(0 <= ms < 1e12 for taken in samples.values() for ms in taken):
+            raise ValueError("rows or ms that cannot be")
         return LatencyCurve(samples, str(found["what"]))
     except OSError as error:
         raise ConfigError(f"curve: {path} cannot be read: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise ConfigError(
             f"curve: {path} holds no latency curve ({error}); `stepgraph padding --json` prints one"
         ) from None

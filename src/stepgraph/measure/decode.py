@@ -133,4 +133,6 @@ class DecodeRows:
 
 def _require_length(name: str, max_len: int, most: int) -> None:
     if max_len > most:
-        raise ConfigError(f"{name} allows sequences of {most} tokens, not of {max_len}; lower the context")
+        raise ConfigError(
+            f"{name} allows sequences of {most} tokens, not of {max_len}; lower the tokens of context or prompt"
+        )

@@ -13,6 +13,7 @@ from stepgraph.measure.clock import host_us
 from stepgraph.measure.null_kernel import empty_call, null_launcher
 from stepgraph.measure.result import Figure
 from stepgraph.measure.trace.kineto import Trace, TraceError, read_trace
+from stepgraph.measure.trace.profiler import cuda_profiler
 
 LAUNCHES, TURNS, WARM = 300, 10, 20
 CALL_TO_START, HOST, DURATION = "call to start", "host time of the call", "kernel's duration"
@@ -88,7 +89,7 @@ def launch_figures(paths: Sequence[LaunchPath]) -> list[Figure]:
 
 def trace_launches(launch: Callable[[], object]) -> TracedLaunches:
     """`LAUNCHES` launches under the profiler, the device idle before each."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+    with cuda_profiler() as profiler:
         for _ in range(WARM + LAUNCHES):
             torch.cuda.synchronize()
             launch()

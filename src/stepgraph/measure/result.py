@@ -82,7 +82,7 @@ class Result:
         """As in benchmarks/results; columns and rows are the figures', or the first table's where there are none."""
         columns: list[str] = ["figure", "median", "p10", "p90", "low", "high", "unit", "definition"]
         rows = [_row(figure) for figure in self.figures]
-        unit = ", ".join(dict.fromkeys(figure.unit for figure in self.figures)) or "as the columns say"
+        unit = ", ".join(dict.fromkeys(figure.unit for figure in self.figures if figure.unit)) or "as the columns say"
         if not rows and self.tables:
             columns, rows = list(self.tables[0].columns), [list(row) for row in self.tables[0].rows]
         return {

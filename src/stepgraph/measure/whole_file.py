@@ -1,12 +1,44 @@
-"""Text files that are written whole or not at all."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """The name to write to, this process's own; renamed to `path` once all is there, and gone where it is not.
+
+    Raises OSError, which names `path`, where it cannot be written.
+    """
+    unfinished = _unfinished(path)
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write `text` beside `path` and rename: who is interrupted leaves the old file. Raises OSError where it cannot."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    """Write `text` beside `path` and rename: who is interrupted leaves the old file. Raises OSError where it cannot,
+    UnicodeError for text that is none."""
+    data = text.encode("utf-8")
+    with beside(path) as unfinished:
+        unfinished.write_bytes(data)
+
+
+def require_writable(path: Path) -> None:
+    """Make the folders above, and raise OSError where `write_whole` could not write. The file itself stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = _unfinished(path)
+    unfinished.touch()
+    unfinished.unlink()
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")

@@ -13,6 +13,8 @@ import torch
 from stepgraph.ops.kernel_cache import cached
 from stepgraph.runtime.errors import ConfigError
 
+_ALL_SHARED = 100  # per cent of a multiprocessor's memory that are not L1 cache, as far as it can be split so
+
 
 @cache
 def available() -> bool:
@@ -37,7 +39,7 @@ class CudaKernel:
 
         torch.cuda.current_stream()  # makes the context, which a module is loaded into
         self._driver = driver
-        self._module = _checked(driver.cuModuleLoadData(_compile(source, name, defines)))
+        self._module = _checked(driver.cuModuleLoadData(compile_kernel(source, name, defines)))
         self._function = _checked(driver.cuModuleGetFunction(self._module, name.encode()))
         self._shared = 0  # dynamic shared memory that has been asked for
 
@@ -53,8 +55,12 @@ class CudaKernel:
         """Launch on torch's current stream. overlap: programmatically, before the kernel in front has ended."""
         driver = self._driver
         if shared_bytes > self._shared:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            attributes = driver.CUfunction_attribute
+            attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(self._function, attribute, shared_bytes))
+            # All that may overlap ask for the same split of a multiprocessor's memory, or one would wait for another.
+            attribute = attributes.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            _checked(driver.cuFuncSetAttribute(self._function, attribute, _ALL_SHARED))
             self._shared = shared_bytes
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
@@ -70,7 +76,8 @@ class CudaKernel:
         _checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(arguments), 0))
 
 
-def _compile(source: str, name: str, defines: Mapping[str, int]) -> bytes:
+def compile_kernel(source: str, name: str, defines: Mapping[str, int]) -> bytes:
+    """The binary of a kernel for the current device, from the cache where it is there. See `CudaKernel`."""
     from cuda.bindings import nvrtc
 
     major, minor = torch.cuda.get_device_capability()

@@ -112,30 +112,31 @@ class OperationSet(Protocol):
         """normed: [rows, hidden]. weight: [vocab, hidden]. Returns logits [rows, vocab] in the model's dtype."""
 
 
-_DEVICE_TYPES = {"unfused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+_DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+_TRITON = ("unfused", "fused")  # the sets whose kernels are written in it
 _SUM_OVER_RANKS = ("unfused", "reference")
 
 
-def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False, ranks: int = 1) -> str:
+def choose_operations(
+    name: str | None, device: torch.device | str, *, compiled: bool = False, sums: bool = False
+) -> str:
     """The set that runs on a device: `name`, or the preferred one for None.
 
     compiled: whether torch's compiler is to see what it does; it sees no kernels that are launched past torch.
-    ranks: that compute a model together; the set must sum over them.
+    sums: whether it must sum over ranks that compute a model together.
 
     Raises:
         ConfigError: an unknown name, a set that does not run there, or one whose packages are missing.
     """
     kind = torch.device(device).type
     here = [known for known, kinds in _DEVICE_TYPES.items() if kind in kinds]
-    if find_spec("triton") is None and "unfused" in here:
-        here.remove("unfused")
-    if compiled:
-        if name == "unfused":
-            raise ConfigError("operations: torch's compiler does not see the kernels of 'unfused'; use reference")
-        here = [known for known in here if known != "unfused"]
-    if ranks > 1:
-        if name in _DEVICE_TYPES and name not in _SUM_OVER_RANKS:
-            raise ConfigError(f"operations: '{name}' does not sum over ranks; use {' or '.join(_SUM_OVER_RANKS)}")
+    if compiled and name in _TRITON:
+        raise ConfigError(f"operations: torch's compiler does not see the kernels of '{name}'; use reference")
+    if sums and name in _DEVICE_TYPES and name not in _SUM_OVER_RANKS:
+        raise ConfigError(f"operations: '{name}' does not sum over ranks; use {' or '.join(_SUM_OVER_RANKS)}")
+    if compiled or find_spec("triton") is None:
+        here = [known for known in here if known not in _TRITON]
+    if sums:
         here = [known for known in here if known in _SUM_OVER_RANKS]
     usable = f"available on {kind}: {', '.join(here) or 'none'}"
     if name is None:
@@ -153,10 +154,16 @@ def choose_operations(name: str | None, device: torch.device | str, *, compiled:
 
 def get_operations(name: str | None, device: torch.device | str, shape: DecoderShape) -> OperationSet:
     """Make the set `name` (None: the preferred one) for a device. Raises ConfigError where it cannot run."""
-    if choose_operations(name, device) == "reference":
+    chosen = choose_operations(name, device, sums=shape.reduce is not None)
+    if chosen == "reference":
         from stepgraph.ops.reference_set import ReferenceOperations
 
         return ReferenceOperations(shape)
-    from stepgraph.ops.unfused import UnfusedOperations  # imports triton, which a CPU machine may lack
+    # These import triton, which a CPU machine may lack.
+    if chosen == "fused":
+        from stepgraph.ops.fused import FusedOperations
+
+        return FusedOperations(shape)
+    from stepgraph.ops.unfused import UnfusedOperations
 
     return UnfusedOperations(shape)

@@ -12,9 +12,9 @@ import torch
 
 from stepgraph.runtime.break_cost import BreakCost, DeviceClock, measure_once, median_costs
 from stepgraph.runtime.capture_guard import no_captures
-from stepgraph.runtime.errors import ReplayError, StepgraphError
+from stepgraph.runtime.errors import CaptureError, ReplayError, StepgraphError
 from stepgraph.runtime.nodes import Dependency, GraphNode
-from stepgraph.runtime.platforms.base import Recording
+from stepgraph.runtime.platforms.base import LoopTerms, Recording
 from stepgraph.runtime.results import Results
 
 
@@ -110,6 +110,9 @@ class BreakableRecording:
         with self._mode(), no_captures():
             for call in self._calls:
                 call()
+
+    def loop(self, terms: LoopTerms) -> Callable[[], None]:
+        raise CaptureError("a step with breaks runs Python between its graphs, and is launched one by one")
 
     def nodes(self) -> list[GraphNode]:
         """The nodes of all segments, numbered on from segment to segment. A segment waits for the one before it as a

@@ -7,7 +7,7 @@ copy; slots that the device owns lie behind them and are never copied over, sinc
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,17 +15,18 @@ import numpy as np
 import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.device_rows import DeviceRows
 from stepgraph.runtime.errors import ConfigError, InputError
 from stepgraph.runtime.layout import Span, joined, pack
 from stepgraph.runtime.platforms import Platform, platform_for
-from stepgraph.runtime.slots import NUMPY_KNOWS, PaddingPolicy, Rows, Slot, check_patch
+from stepgraph.runtime.slots import NUMPY_KNOWS, PaddingPolicy, Rows, Slot
 
 __all__ = ["PaddingPolicy", "Slot", "StaticBuffers"]
 
 _NO_ROWS: Rows = {"token": 0, "request": 0}
 
 
-class StaticBuffers:
+class StaticBuffers(DeviceRows):
     """The slots of a step, allocated once at the largest shape.
 
     max_requests, max_tokens: rows of request and token slots (tokens default to requests).
@@ -180,21 +181,6 @@ class StaticBuffers:
         for slot, source in from_device:
             self._on_device[slot.name][: source.shape[0]].copy_(source, non_blocking=True)
         self._staged, self._heads_staged = (real, padded), heads
-
-    def patch(self, rows: Sequence[int], **values: Any) -> None:
-        """Set some rows of device-owned slots: how a request joins or moves. values: [len(rows), *shape] each.
-
-        A row that joins without a patch starts at its slot's tail value.
-
-        Raises:
-            InputError: a slot that the host owns, values of another shape or kind, or a row that is none.
-        """
-        rows, checked = check_patch(self.slots, self._capacity, rows, values)
-        sources = {name: value.to(self.device, self.slots[name].dtype) for name, value in checked.items()}
-        index = torch.as_tensor(rows, dtype=torch.int64, device=self.device)
-        for name, source in sources.items():
-            self._on_device[name].index_copy_(0, index, source)
-            self._patched[name].update(rows)
 
     def _typed(self, storage: torch.Tensor, slot: Slot) -> torch.Tensor:
         start, stop = self._spans[slot.name]

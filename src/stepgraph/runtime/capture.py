@@ -76,6 +76,7 @@ def capture_graphs(
     debug: Debug = Debug.OFF,
     progress: Progress | None = None,
     seconds: float | None = None,
+    compiled: Callable[[], float] = lambda: 0.0,
 ) -> CaptureReport:
     """Record `step` at each key, in the order given, so that smaller ones reuse what larger ones took from the pool.
 
@@ -83,11 +84,14 @@ def capture_graphs(
     memory in the pool of others of this call, those are recorded once more, into a fresh one. Where the pool had graphs
     before, it stays there for later keys, and the reason says so.
 
-    seconds: no key is begun after so many. The report may be without graphs.
+    seconds: no key is begun after so many. The report may be without graphs. compiled: the seconds that compiling has
+    taken so far, which are told apart from those of warm-ups.
     """
     started, before = time.perf_counter(), pool.platform.memory()
     until = float("inf") if seconds is None else started + seconds
-    session = _Session(pool, step, warmups, debug, progress, until, pool.handle if pool.holds_graphs else None)
+    session = _Session(
+        pool, step, warmups, debug, progress, until, compiled, pool.handle if pool.holds_graphs else None
+    )
     with _collector_frozen():
         graphs, dropped, wasted = session.record(keys)
         if wasted:
@@ -118,6 +122,7 @@ class _Session:
     debug: Debug
     progress: Progress | None
     until: float  # of perf_counter()
+    compiled: Callable[[], float]
     occupied: Any  # the pool's handle where it had graphs before
     warm: set[tuple[int | None, Mode]] = field(default_factory=set)  # query lengths and modes that ran
 
@@ -134,7 +139,7 @@ class _Session:
                 break
             if self.progress is not None:
                 self.progress(done, len(keys), describe(key))
-            meter = CostMeter(self.pool)
+            meter = CostMeter(self.pool, self.compiled)
             try:
                 graphs[key] = self._one(key, mode, meter)
             except torch.OutOfMemoryError as error:

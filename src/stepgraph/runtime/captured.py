@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 import torch
 
 from stepgraph.runtime.audit import AddressAudit
 from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.batch_step import BatchStep
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
@@ -21,6 +21,7 @@ from stepgraph.runtime.graphs import BreakTotal, Graphs
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import CaptureSession
 
@@ -33,6 +34,7 @@ class Captured:
     config: GraphConfig
     buffers: StaticBuffers
     pool: GraphPool
+    _run: BatchStep
     _graphs: Graphs
     _compiled: CompiledSteps | None
     _session: CaptureSession | None  # of the graphs that are there
@@ -80,6 +82,17 @@ class Captured:
             self._graphs.wanted = wanted
             self._tell_dropped(report)
         return report
+
+    def prepare_loops(self, terms: LoopTerms) -> None:
+        """Make the loops of all captured keys of single tokens, so that none is made while serving.
+
+        Raises:
+            CaptureError, torch.OutOfMemoryError: as `loop`.
+        """
+        with self.pool.alone():
+            for key, graph in self._graphs.by_key.items():
+                if key.query_len == 1:
+                    graph.recording.loop(terms)
 
     def recapture(self, progress: Progress | None = None) -> CaptureReport:
         """Release and capture, after tensors that the graphs read have moved.
@@ -185,7 +198,3 @@ class Captured:
         self._audit.forget()
         self.pool.renew()
         self.pool.platform.give_back()
-
-    def _run(self, batch: BatchDescriptor) -> Any:
-        """The step itself, on the rows of a batch or key."""
-        raise NotImplementedError

@@ -11,6 +11,7 @@ import torch
 
 from stepgraph.runtime.audit import AddressAudit, Watchable, module_of, require_tensors
 from stepgraph.runtime.batch import BatchDescriptor
+from stepgraph.runtime.batch_step import BatchStep
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport
 from stepgraph.runtime.capture_guard import no_captures
@@ -18,16 +19,17 @@ from stepgraph.runtime.captured import Captured
 from stepgraph.runtime.compiler.steps import CompiledSteps
 from stepgraph.runtime.config import Compile, Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
-from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.graphs import Graphs
 from stepgraph.runtime.leases import Leases
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.outputs import StepOutput, named_outputs
+from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.pool import GraphPool
 from stepgraph.runtime.session import require_fit
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify.bench import Subject
-from stepgraph.runtime.verify.check import MakeInputs, verify
+from stepgraph.runtime.verify.check import MakeInputs, Nearest, verify
 from stepgraph.runtime.verify.compare import Tolerance
 from stepgraph.runtime.verify.report import VerifyReport
 
@@ -82,6 +84,7 @@ class GraphRunner(Captured):
         self.stats = Stats()
         self._step = step
         self._request_slots = config.prefill.max_requests
+        self._run = BatchStep(step, buffers, self._request_slots, with_loras=config.lora_cases != (0,))
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
         self._session = None
         self._compiled = None
@@ -162,10 +165,40 @@ class GraphRunner(Captured):
         finally:
             self.pool.leave()
 
+    def loop(self, terms: LoopTerms, *, num_requests: int, num_loras: int = 0) -> Decision:
+        """Run the step of a uniform batch again and again in one launch, with what its slots hold now, until it halts
+        or has run `terms.most` times.
+
+        How often is in `terms.told` once a mark behind it was waited for; `stats.looped` counts it. Outputs are the
+        last run's, and where the step left them.
+
+        Raises:
+            CaptureError: no single graph runs the batch, or the device cannot; says why, and nothing has run.
+            torch.OutOfMemoryError: no room for the loop, which has not run.
+            ReplayError: as for a call.
+        """
+        self.pool.enter()
+        try:
+            batch = self._live.get(num_requests, 1, None, num_loras)
+            decision = self._graphs.dispatcher.dispatch(batch)
+            if decision.mode is Mode.EAGER:
+                raise CaptureError(f"a batch that runs eagerly ({decision.reason}) is launched one by one")
+            replay = self._graphs.by_key[decision.key].recording.loop(terms)
+            if self._check is not None:
+                self._check()
+            self.buffers.stage(batch, decision.key, {}, self._request_slots)
+            if self._leases is not None:
+                self._leases.step(replays=True)
+            replay()
+            return decision
+        finally:
+            self.pool.leave()
+
     def verify(
         self,
         make_inputs: MakeInputs | None = None,
         *,
+        nearest: Nearest | None = None,
         seed: int = 0,
         batches_per_key: int = 3,
         rtol: float = 0.0,
@@ -192,7 +225,7 @@ class GraphRunner(Captured):
         with self.pool.alone(), torch.no_grad():
             if self._leases is not None:
                 self._leases.verified()
-            return verify(subject, make_inputs, seed, batches_per_key, Tolerance(rtol, atol))
+            return verify(subject, make_inputs, nearest, seed, batches_per_key, Tolerance(rtol, atol))
 
     def rehearse(self, batch: BatchDescriptor) -> None:
         """Run a batch's step eagerly, on padded rows and on this thread's current stream. The buffers are reset.
@@ -208,13 +241,6 @@ class GraphRunner(Captured):
                 self._run(batch)
             finally:
                 self.buffers.reset()
-
-    def _run(self, batch: BatchDescriptor) -> Any:
-        """The step itself, on the rows of a batch or key."""
-        views = self.buffers.views(batch, self._request_slots)
-        if self.config.lora_cases == (0,):
-            return self._step(**views)
-        return self._step(**views, num_loras=batch.num_loras)
 
     def _run_eager(self, decision: Decision) -> dict[str, torch.Tensor]:
         told = (decision.reason, decision.batch.is_uniform)

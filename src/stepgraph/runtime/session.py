@@ -13,6 +13,7 @@ import torch
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport, Progress, capture_graphs, let_go_of_graphs
+from stepgraph.runtime.compiler.steps import CompiledSteps
 from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.errors import CaptureError, ConfigError
@@ -38,7 +39,7 @@ class CaptureSession:
         buffers: StaticBuffers,
         pool: GraphPool,
         run: Callable[[BatchDescriptor], Any],
-        compiled: Callable[[BatchDescriptor], Any] | None = None,
+        compiled: CompiledSteps | None = None,
     ) -> None:
         self._config, self._buffers, self._pool, self._run = config, buffers, pool, run
         self._compiled = compiled
@@ -94,8 +95,8 @@ class CaptureSession:
     def _record(
         self, keys: Mapping[BatchDescriptor, Mode], progress: Progress | None, seconds: float | None = None
     ) -> CaptureReport:
-        config = self._config
-        warmups = config.warmups if self._compiled is None else 1 + max(1, config.warmups)  # the first compiles
+        config, compiled = self._config, self._compiled
+        warmups = config.warmups if compiled is None else 1 + max(1, config.warmups)  # the first compiles
         return capture_graphs(
             self._pool,
             keys,
@@ -104,6 +105,7 @@ class CaptureSession:
             debug=config.debug,
             progress=progress,
             seconds=seconds,
+            compiled=lambda: 0.0 if compiled is None else compiled.total().seconds,
         )
 
     def _step(self, key: BatchDescriptor) -> dict[str, torch.Tensor]:

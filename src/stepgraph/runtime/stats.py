@@ -45,6 +45,7 @@ class Stats:
     """Steps counted by route. Memory does not grow with the number of steps.
 
     compiles: steps that torch's compiler was run for while serving; compile_seconds: what that took.
+    loops: launches that ran several steps; looped_steps: those. not_looped: why others that might have did not.
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,16 @@ class Stats:
         self._folded: Counter[Route] = Counter()
         self.compiles = 0
         self.compile_seconds = 0.0
+        self.loops = 0
+        self.looped_steps = 0
+        self.not_looped: Counter[str] = Counter()
+
+    def looped(self, decision: Decision, steps: int) -> None:
+        """So many steps were one launch."""
+        self.loops += 1
+        self.looped_steps += steps
+        self._recent[decision] += steps - 1
+        self.record(decision)
 
     def record(self, decision: Decision) -> None:
         self._recent[decision] += 1
@@ -97,6 +108,7 @@ class Stats:
             "routes": self.routes(),
             "compiles": self.compiles,
             "compile_seconds": self.compile_seconds,
+            "loops": {"launches": self.loops, "steps": self.looped_steps, "not": dict(self.not_looped)},
         }
 
     def to_prometheus(self, prefix: str = "stepgraph") -> str:
@@ -112,6 +124,8 @@ class Stats:
             ("padded_rows", "Rows computed for no request.", self.padded_rows),
             ("compiles", "Steps compiled while serving.", self.compiles),
             ("compile_seconds", "Seconds in them.", self.compile_seconds),
+            ("loops", "Launches that ran several steps.", self.loops),
+            ("looped_steps", "Steps in them.", self.looped_steps),
         ):
             lines.append(f"# HELP {prefix}_{name}_total {help_text}")
             lines.append(f"# TYPE {prefix}_{name}_total counter")

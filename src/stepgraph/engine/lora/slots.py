@@ -46,7 +46,7 @@ class LoraSlots:
         Raises:
             RequestError: it is not loaded.
         """
-        if name not in self._by_name:
+        if not isinstance(name, str) or name not in self._by_name:
             loaded = ", ".join(self._by_name) or "none"
             raise RequestError(f"adapter {name!r:.80} is not loaded; loaded are: {loaded}")
         return self._by_name[name]

@@ -68,6 +68,16 @@ class TensorParallel:
             raise ConfigError("compile: torch's compiler does not see the collectives of several ranks; switch it off")
         return replace(config, warmups=max(1, config.warmups))
 
+    def require_plain(self, *, adapters: bool, steps_per_launch: int) -> None:
+        """Raises ConfigError: what ranks cannot have beside the graphs that `graphs` refuses."""
+        if adapters:
+            raise ConfigError("adapters: they are whole, and of several ranks each has a part of the model")
+        if steps_per_launch > 1:
+            raise ConfigError(
+                "steps_per_launch: with several ranks it is 1; a device that runs on by itself would not learn "
+                "that another rank is gone"
+            )
+
     def require(self, params: SamplingParams) -> None:
         """Raises RequestError: filters that the candidates are too few for."""
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0

@@ -13,6 +13,7 @@ import numpy as np
 from stepgraph.measure.ladder_fit.optimum import Integers
 from stepgraph.runtime.errors import ConfigError
 
+_MOST = 10**15
 VLLM_ROW = re.compile(r"\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*(\d+)\s*\|\s*([\w.]+)\s*\|\s*(\d+)\s*\|")
 """Unpadded tokens, padded tokens, paddings, mode, count; logged with `--cudagraph-metrics`, behind any prefix."""
 
@@ -35,8 +36,8 @@ class Histogram:
 def read_counts(found: Mapping[str, Any]) -> Histogram:
     """`{"7": 1200, "8": 3400}`: rows and the number of steps. Raises ConfigError: anything else."""
     try:
-        counted = Counter({int(rows): int(steps) for rows, steps in found.items()})
-    except (TypeError, ValueError) as error:
+        counted = Counter({int(rows): _whole(steps) for rows, steps in found.items()})
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"histogram: rows and steps are whole numbers, as in {{'8': 3400}} ({error})") from None
     return _histogram(counted, "a histogram", 0)
 
@@ -55,7 +56,7 @@ def read_stats(found: Mapping[str, Any]) -> Histogram:
                 counted[int(route["real"])] += int(route["steps"])
             else:
                 left_out += int(route["steps"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"statistics: a route without a number: {error}") from None
     return _histogram(counted, "stepgraph's statistics", left_out)
 
@@ -76,12 +77,25 @@ def read_vllm(lines: Iterable[str]) -> Histogram:
                 left_out += int(count)
             else:
                 counted[int(unpadded)] += int(count)
+    if not counted and not left_out:
+        raise ConfigError(
+            "none of the kinds that are known: rows and steps as JSON, the JSON of `stepgraph run`, a log with "
+            "tables of vLLM's --cudagraph-metrics, Azure's CSV, Mooncake's JSONL"
+        )
     return _histogram(counted, "vLLM's cudagraph metrics", left_out)
+
+
+def _whole(steps: Any) -> int:
+    if int(steps) != steps:
+        raise ValueError(f"{steps!r} is not whole")
+    return int(steps)
 
 
 def _histogram(counted: Counter[int], what: str, left_out: int) -> Histogram:
     if any(steps < 0 or rows < 1 for rows, steps in counted.items()):
         raise ConfigError(f"{what}: a step has at least one row, and there are no fewer than no steps")
+    if counted.total() > _MOST:
+        raise ConfigError(f"{what}: more than {_MOST:,} steps")
     steps = {rows: count for rows, count in sorted(counted.items()) if count}
     if not steps:
         raise ConfigError(f"{what}: no step of decoding")

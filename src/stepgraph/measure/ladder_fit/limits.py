@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.ladder import LARGEST
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,11 @@ class Limits:
         ):
             if budget is None:
                 continue
-            if each is None or not each > 0:
+            if each is None or not 0 < each < math.inf:
                 raise ConfigError(f"limit: --max-{name} needs --{name}-a-size, above 0: what one size takes")
-            room.append(int(budget / each + 1e-9))
+            if math.isnan(budget):
+                raise ConfigError(f"limit: --max-{name} is no number")
+            room.append(int(min(budget / each, LARGEST) + 1e-9))
         if min(room) < 1:
             raise ConfigError("limit: there is room for no size at all; a ladder has at least one")
         return min(room)

@@ -18,6 +18,9 @@ from stepgraph.runtime.errors import ConfigError
 UNREACHED = 2**61
 """Above every cost; twice as much is no overflow yet."""
 
+MOST_ROWS = 4096
+"""The programme holds the cost of every arc: 128 MiB here, and four times that for twice as many rows."""
+
 Integers = NDArray[np.int64]
 
 
@@ -89,9 +92,12 @@ def best_ladders(steps: Integers, times: Integers, most: int) -> Optima:
     steps: by number of rows, from 0 (no step has none) to the maximum. times: of a step of a captured size, likewise.
 
     Raises:
-        ConfigError: no steps, times that are not positive, or a total that an integer of 64 bits cannot hold.
+        ConfigError: no steps, too many rows, times that are not positive, or a total that an integer of 64 bits cannot
+            hold.
     """
     largest = len(times) - 1
+    if largest > MOST_ROWS:
+        raise ConfigError(f"ladder: {largest} rows; sizes are fitted up to {MOST_ROWS}; name fewer with --max-rows")
     if len(steps) != len(times) or largest < 1 or steps[0] or (steps < 0).any() or not steps.any():
         raise ConfigError("ladder: a histogram has steps of at least one row, and of no more rows than the maximum")
     if most < 1:

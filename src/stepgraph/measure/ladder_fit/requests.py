@@ -14,6 +14,8 @@ from stepgraph.measure.ladder_fit.optimum import Integers
 from stepgraph.runtime.errors import ConfigError
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_CENTURY = 3.2e9
+"""Seconds. Longer traces, and more tokens of a request than that, are errors."""
 MOONCAKE = ("timestamp", "input_length", "output_length")
 
 
@@ -34,13 +36,22 @@ class Requests:
         """Whether any of them decodes a token."""
         return bool((self.output > 1).any())
 
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a row attends to, the mean over decoded tokens; 0 where none is decoded."""
+        decoded = self.decode_tokens
+        return float((decoded * (self.prompt + decoded / 2)).sum() / decoded.sum()) if self.decodes else 0.0
+
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
     def faster(self, rate: float) -> Requests:
-        """The same requests at so many times the arrival rate. Raises ConfigError: not positive."""
+        """The same requests at so many times the arrival rate. Raises ConfigError: not positive, or so low that they
+        take more than a century."""
         if not rate > 0:
             raise ConfigError(f"rate: {rate} is not above 0")
+        if self.arrival_ns[-1] / _CENTURY > rate * 1e9:
+            raise ConfigError(f"rate: at {rate} times the rate the trace takes more than a century")
         return Requests((self.arrival_ns / rate).astype(np.int64), self.prompt, self.output)
 
     def halves(self) -> tuple[Requests, Requests]:
@@ -58,7 +69,11 @@ def read_azure(lines: Iterable[str]) -> Requests:
         ConfigError: another header, or a row that holds no time and two numbers of tokens.
     """
     table = csv.DictReader(lines)
-    if missing := set(AZURE) - set(table.fieldnames or ()):
+    try:
+        names = set(table.fieldnames or ())
+    except csv.Error as error:
+        raise ConfigError(f"an Azure trace: its header: {error}") from None
+    if missing := set(AZURE) - names:
         raise ConfigError(f"an Azure trace has a column {min(missing)}")
     time, prompt, output = AZURE
     return _requests(
@@ -83,14 +98,18 @@ def _requests(what: str, rows: Iterator[tuple[float, int, int]]) -> Requests:
     found: list[tuple[float, int, int]] = []
     try:
         for row in rows:
-            if min(row[1:]) < 0:
-                raise ValueError("a negative number of tokens")
+            if not 0 <= min(row[1:]) <= max(row[1:]) <= _CENTURY:
+                raise ValueError("a number of tokens that cannot be")
+            if not abs(row[0]) < 100 * _CENTURY:
+                raise ValueError("a time that cannot be")
             found.append(row)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError, csv.Error) as error:
         raise ConfigError(f"{what}: request {len(found) + 1}: {type(error).__name__}: {error}") from None
     if not found:
         raise ConfigError(f"{what}: no requests")
     found.sort(key=lambda request: request[0])
     seconds, prompts, outputs = zip(*found, strict=True)
+    if seconds[-1] - seconds[0] > _CENTURY:
+        raise ConfigError(f"{what}: its requests arrive over more than a century")
     arrivals = [round((at - seconds[0]) * 1e9) for at in seconds]
     return Requests(*(np.array(column, dtype=np.int64) for column in (arrivals, prompts, outputs)))

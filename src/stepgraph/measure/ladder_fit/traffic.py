@@ -36,7 +36,9 @@ def _read_json(first: str, rest: str) -> Requests | Histogram:
     try:
         found = json.loads(first + rest)
     except ValueError:
-        return read_mooncake([first, *rest.splitlines()])  # an object a line
+        return read_mooncake([first, *rest.split("\n")])  # an object a line
+    except RecursionError:
+        raise ConfigError("it is nested too deeply to be any of these") from None
     if "output_length" in found:
         return read_mooncake([first])
     return read_stats(found) if "routes" in found else read_counts(found)

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepgraph.measure.curve import load_curve
 from stepgraph.measure.sweep.cells import Work, key_of
+from stepgraph.measure.sweep.check_row import require_row
 from stepgraph.measure.sweep.rows_file import read_rows
 from stepgraph.measure.sweep.sweep_result import sweep_result
 from stepgraph.runtime.errors import ConfigError
@@ -61,7 +62,7 @@ def find_results(path: Path) -> Folder:
                 folder.results.extend(Found(below, result) for result in _read(each))
             except (ConfigError, OSError, ValueError) as error:
                 folder.left_out[below] = str(error)
-            except (KeyError, TypeError, AttributeError) as error:
+            except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
                 folder.left_out[below] = f"no result: {type(error).__name__}: {error}"
     if not folder.results:
         raise ConfigError(
@@ -95,11 +96,23 @@ def _read(path: Path) -> list[Mapping[str, Any]]:
         if not isinstance(result.get(name), kind):
             raise ConfigError(f"no result: no {name}")
     for table in tables_of(result):
-        for row in table["rows"]:
-            if len(row) != len(table["columns"]):
-                raise ConfigError(f"a row of {len(row)} cells under {len(table['columns'])} columns")
+        _require_table(table)
+    _ = [str(note) for note in result.get("notes", ())]
     if "curve" in result:
         load_curve(path)
     for row in result.get("cells", ()):
         key_of(row)
+        require_row(row)
     return [result]
+
+
+def _require_table(table: Mapping[str, Any]) -> None:
+    """Raises ConfigError, KeyError or TypeError for one that a page could not show."""
+    columns = table["columns"]
+    if not all(isinstance(name, str) for name in (table["title"], *columns)):
+        raise ConfigError("no result: the titles of a table are texts")
+    if not all(isinstance(text, str) for text in table.get("definitions", {}).values()):
+        raise ConfigError("no result: a table's definitions are texts")
+    for row in table["rows"]:
+        if len(row) != len(columns):
+            raise ConfigError(f"a row of {len(row)} cells under {len(columns)} columns")

@@ -38,7 +38,7 @@ def gains(results: Sequence[Found]) -> list[Gain]:
 
 def _of_row(columns: Sequence[str], row: Sequence[Any]) -> list[tuple[str, str, str]]:
     """(step, graphs, times) of a row."""
-    if columns[0] == "figure":
+    if columns[0] == "figure" and {"median", "low", "high", "definition"} <= set(columns):
         name, told = str(row[0]), dict(zip(columns, row, strict=True))
         if not name.startswith(PREFIX):
             return []

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from stepgraph.engine.graphs import Graphs
+from stepgraph.runtime.config import Compile
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import LARGEST
 
@@ -37,19 +38,27 @@ class Work:
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration. attention, operations: None is the device's own. rows: requests that decode at once."""
+    """One configuration. attention, operations: None is the device's own. rows: requests that decode at once.
+    compile: as in `GraphConfig`."""
 
     graphs: Graphs
     attention: str | None
     operations: str | None
     rows: int
+    compile: str = Compile.OFF.value
 
     def __str__(self) -> str:
-        return ", ".join([self.graphs, *filter(None, (self.attention, self.operations)), f"rows {self.rows}"])
+        parts = (compiled_graphs(self.graphs, self.compile), self.attention, self.operations, f"rows {self.rows}")
+        return ", ".join(filter(None, parts))
 
 
 Key = tuple[Work, Cell]
 """What a row of a sweep's file is found by."""
+
+
+def compiled_graphs(graphs: str, compile: str) -> str:
+    """Graphs as a table names them, with what compiles the step."""
+    return graphs if compile == Compile.OFF else f"{graphs} + {compile}"
 
 
 def make_cells(
@@ -57,29 +66,29 @@ def make_cells(
     attention: Sequence[str | None] = (None,),
     operations: Sequence[str | None] = (None,),
     rows: Sequence[int] = (1,),
+    compile: Sequence[str] = (Compile.OFF.value,),
 ) -> list[Cell]:
-    """Every combination once, those with the same operations together, for a model is loaded with its operations.
+    """Every combination once. Those of one compile mode are together, for each has a process of its own, and in it
+    those with the same operations, with which a model is loaded.
 
     Raises:
-        ConfigError: nothing to choose from, graphs that the engine does not have, or a number of rows out of range.
+        ConfigError: nothing to choose from, graphs or a compiler that the engine does not have, or a number of rows out
+            of range.
     """
-    for name, choices in (("graphs", graphs), ("attention", attention), ("operations", operations), ("rows", rows)):
+    lists = {"graphs": graphs, "attention": attention, "operations": operations, "rows": rows, "compile": compile}
+    for name, choices in lists.items():
         if not choices:
             raise ConfigError(f"sweep: --{name} is empty; name at least one")
-    for choice in graphs:
-        if choice == "piecewise":
-            raise ConfigError(
-                "sweep: 'piecewise' graphs are parts of a compiled step, and the engine compiles none yet; "
-                "'breakable' has graphs around attention"
-            )
-        if choice not in get_args(Graphs):
-            raise ConfigError(f"sweep: graphs {choice!r} is not one of {', '.join(get_args(Graphs))}")
+    for name, asked, known in (("graphs", graphs, get_args(Graphs)), ("compile", compile, tuple(Compile))):
+        for choice in asked:
+            if choice not in known:
+                raise ConfigError(f"sweep: {name} {choice!r} is not one of {', '.join(known)}")
     for count in rows:
         if not 1 <= count <= LARGEST:
             raise ConfigError(f"sweep: {count} rows; between 1 and {LARGEST} can decode at once")
     made = [
-        Cell(choice, backend, pieces, count)  # type: ignore[arg-type]
-        for pieces, backend, choice, count in itertools.product(operations, attention, graphs, rows)
+        Cell(choice, backend, pieces, count, compiler)  # type: ignore[arg-type]
+        for compiler, pieces, backend, choice, count in itertools.product(compile, operations, attention, graphs, rows)
     ]
     return list(dict.fromkeys(made))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from stepgraph.measure.decode import DecodeRows, load_model
 from stepgraph.measure.machine import commit, machine, versions
 from stepgraph.measure.sweep.cells import EAGER, Cell, Work, label
 from stepgraph.measure.sweep.one_gpu import alone_on
-from stepgraph.runtime.errors import StepgraphError
+from stepgraph.ops.operations import choose_operations
+from stepgraph.runtime.config import Compile
+from stepgraph.runtime.errors import CaptureError, StepgraphError
 from stepgraph.runtime.ladder import Ladder
 
 WARM = 3
@@ -26,9 +29,10 @@ WARM = 3
 
 def measure_row(work: Work, cell: Cell) -> dict[str, Any]:
     """The cell's row, with where it was measured. Raises whatever goes wrong."""
+    operations = choose_operations(cell.operations, work.device, compiled=cell.compile != Compile.OFF)
     with alone_on(work.device):
         started = time.perf_counter()
-        found = measure_cell(_loaded.get(work, cell.operations), work, cell)
+        found = measure_cell(_loaded.get(work, operations), work, cell)
         took = time.perf_counter() - started
     where = {"machine": machine(), "versions": versions(), "commit": commit(), "seconds": took}
     return {**label(work, cell), "failed": None, **found, **where}
@@ -58,6 +62,7 @@ def measure_cell(model: DecoderModel, work: Work, cell: Cell) -> dict[str, Any]:
         max_num_seqs=cell.rows,
         step_tokens=most_tokens(1, cell.rows),
         device=model.device,
+        compile=cell.compile,
     )
     decode = DecodeRows(model, config, rows=cell.rows, context=work.context, attention=cell.attention)
     try:
@@ -67,6 +72,9 @@ def measure_cell(model: DecoderModel, work: Work, cell: Cell) -> dict[str, Any]:
         samples = _sample(decode, work)
         resolution, modes = decode.core.resolution, decode.runner.stats.by_mode()
         costs = [graph.cost for graph in report.graphs.values()]
+        compiled = decode.runner.compile_total()
+        if compiled is not None and not compiled.steps:
+            raise CaptureError(f"{cell.compile} compiled no step; what was timed ran as it is")
         return {
             "resolved": {
                 "decode": resolution.config.decode.backend.value,
@@ -82,6 +90,7 @@ def measure_cell(model: DecoderModel, work: Work, cell: Cell) -> dict[str, Any]:
                 "graphs": len(report.graphs),
                 "pool_bytes": decode.runner.pool.nbytes(),
                 "driver_bytes": sum(cost.driver_bytes for cost in costs),
+                "compile": None if compiled is None else asdict(compiled),
                 "dropped": {str(key): why for key, why in report.dropped.items()},
             },
             "samples": samples,
@@ -120,10 +129,10 @@ class _Loaded:
     """The model of this process's last cell: cells that share it load it once, and there is never a second one."""
 
     def __init__(self) -> None:
-        self._key: tuple[Work, str | None] | None = None
+        self._key: tuple[Work, str] | None = None
         self._model: DecoderModel | None = None
 
-    def get(self, work: Work, operations: str | None) -> DecoderModel:
+    def get(self, work: Work, operations: str) -> DecoderModel:
         if self._key != (work, operations) or self._model is None:
             self._key = self._model = None
             gc.collect()

@@ -19,12 +19,17 @@ Measure = Callable[[Work, Cell], dict[str, Any]]
 def run_in_processes(work: Work, cells: Sequence[Cell], measure: Measure, *, isolate: bool) -> Iterator[dict[str, Any]]:
     """A row for each cell, in order.
 
-    One process measures them all, so that the model is loaded once. A fresh one follows where it died, or after an
-    error other than a refusal, which may have spoiled it for the rest. isolate: a process for each cell.
+    One process measures all of a compile mode, so that the model is loaded once. A fresh one follows where it died, or
+    after an error other than a refusal, which may have spoiled it for the rest. isolate: a process for each cell.
     """
     process: _Process | None = None
+    mode: str | None = None
     try:
         for cell in cells:
+            if process is not None and cell.compile != mode:
+                process.end()
+                process = None
+            mode = cell.compile
             process = process or _Process(work, measure)
             row, fit = process.measure(cell)
             if isolate or not fit:

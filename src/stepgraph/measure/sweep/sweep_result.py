@@ -11,11 +11,12 @@ import numpy as np
 
 from stepgraph.measure.curve import ON_THE_DEVICE, ON_THE_HOST, LatencyCurve
 from stepgraph.measure.result import Result, Rows
-from stepgraph.measure.sweep.cells import EAGER, Cell, Work, key_of
+from stepgraph.measure.sweep.cells import EAGER, Cell, Work, compiled_graphs, key_of
+from stepgraph.runtime.config import Compile
 
 Row = Mapping[str, Any]
 
-CONFIGURATION = "graphs as asked for; attention and operations as they ran"
+CONFIGURATION = "graphs as asked for, + what compiles the step; attention and operations as they ran"
 TIMES = ("configuration", "rows", "host µs", "device ms", "p50 ms", "p90 ms", "p99 ms", "eager / this")
 OF_TIMES = {
     "configuration": CONFIGURATION,
@@ -24,16 +25,17 @@ OF_TIMES = {
     "device ms": "median from an event before the step to one behind it, steps queued behind each other; what the "
     "device waited for the host within an eager step is in it",
     "p50 ms": "latency: from the call, the device idle, until the device is done; p90 and p99 the same",
-    "eager / this": "median latency of the same cell without graphs over this one's",
+    "eager / this": "median latency of the same cell without graphs, not compiled, over this one's",
 }
-CAPTURES = ("configuration", "rows", "decode", "prefill", "ran", "graphs", "pool MiB", "capture s")
+CAPTURES = ("configuration", "rows", "decode", "prefill", "ran", "graphs", "pool MiB", "capture s", "compile s")
 OF_CAPTURES = {
     "configuration": CONFIGURATION,
     "decode": "the backend of its graphs after what the attention backend allows; prefill the same",
     "ran": "how the timed steps ran",
     "graphs": "recorded for the cell, those of prefill included",
     "pool MiB": "device memory that their pool took",
-    "capture s": "for all of them, their warm-ups included",
+    "capture s": "for all of them, their warm-ups and compilations included",
+    "compile s": "of torch's compiler, with its traces; faster where its cache has a piece from an earlier cell",
 }
 _NO_GPU = (
     "Without a GPU the host computes the steps, the tape stands for a graph, and the device has no time of its own."
@@ -111,9 +113,9 @@ def draw(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _times(row: Row, done: Sequence[Row]) -> list[Any]:
-    samples, graphs = row["samples"], row["cell"]["graphs"]
+    samples = row["samples"]
     p50, p90, p99 = np.quantile(samples["latency_ms"], (0.5, 0.9, 0.99)).tolist()
-    eager = [] if graphs in EAGER else [other for other in done if _is_eager_of(other, row)]
+    eager = [other for other in done if _is_eager_of(other, row)]
     return [
         configuration(row),
         row["cell"]["rows"],
@@ -128,6 +130,7 @@ def _times(row: Row, done: Sequence[Row]) -> list[Any]:
 
 def _capture(row: Row) -> list[Any]:
     resolved, capture = row["resolved"], row["capture"]
+    compiled = capture.get("compile")  # not in files of earlier versions
     return [
         configuration(row),
         row["cell"]["rows"],
@@ -137,13 +140,16 @@ def _capture(row: Row) -> list[Any]:
         capture["graphs"],
         capture["pool_bytes"] / 2**20,
         capture["seconds"],
+        compiled and compiled["seconds"],
     ]
 
 
 def _is_eager_of(other: Row, row: Row) -> bool:
+    """Whether `other` is what the row is compared with, and not the row itself."""
     same = ("attention", "operations")
     return (
-        other["cell"]["graphs"] in EAGER
+        other is not row
+        and _graphs(other) in EAGER
         and other["cell"]["rows"] == row["cell"]["rows"]
         and other["machine"] == row["machine"]
         and all(other["resolved"][name] == row["resolved"][name] for name in same)
@@ -157,7 +163,7 @@ def _notes(rows: Sequence[Row], done: Sequence[Row], work: Work) -> list[str]:
         if len(found) > 1:
             notes.append(f"Cells of more than one {name}: {', '.join(found)}; each cell in the file has its own.")
     notes += dict.fromkeys(
-        f"changed, {row['cell']['graphs']}: {change}" for row in done for change in row["resolved"]["changes"]
+        f"changed, {_graphs(row)}: {change}" for row in done for change in row["resolved"]["changes"]
     )
     notes += [
         f"{key_of(dict(row))[1]}: the graph of {key} was dropped: {why}"
@@ -169,11 +175,20 @@ def _notes(rows: Sequence[Row], done: Sequence[Row], work: Work) -> list[str]:
 
 def configuration(row: Row) -> str:
     """Of a row that has figures: its graphs as asked for, its attention and operations as they ran."""
-    return f"{row['cell']['graphs']}, {row['resolved']['attention']}, {row['resolved']['operations']}"
+    return f"{_graphs(row)}, {row['resolved']['attention']}, {row['resolved']['operations']}"
+
+
+def _graphs(row: Row) -> str:
+    return compiled_graphs(row["cell"]["graphs"], row["cell"].get("compile", Compile.OFF))
 
 
 def _asked(cell: Cell) -> list[Any]:
-    return [cell.graphs, cell.attention or "its own", cell.operations or "its own", cell.rows]
+    return [
+        compiled_graphs(cell.graphs, cell.compile),
+        cell.attention or "its own",
+        cell.operations or "its own",
+        cell.rows,
+    ]
 
 
 def _name(work: Work) -> str:

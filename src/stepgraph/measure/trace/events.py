@@ -98,6 +98,8 @@ class _Reader:
                 if not self._more():
                     raise self._no_json(error.msg, error.pos) from None
                 continue
+            except ValueError as error:
+                raise self._no_json(str(error), self._at) from None  # a number of too many digits
             # A number might go on in the next chunk, after a point or an e as well.
             if self._read[stop : stop + 1] not in _GOES_ON or not self._more():
                 self._at = stop

@@ -43,6 +43,8 @@ def find_starts(trace: Trace, launches: Sequence[Launch], named: str | None = No
         TraceError: there are no such steps, or none that can be told without `named`.
     """
     if named is not None:
+        if not named.strip():
+            raise TraceError("--step is empty; give a part of the name of an annotation, a kernel or a call")
         return _named(trace, launches, named)
     found = _annotated(trace.annotations, launches) or _recurring(launches, _read_back(trace, launches))
     if found is None:

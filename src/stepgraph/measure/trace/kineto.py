@@ -18,6 +18,7 @@ __all__ = ["Activity", "Call", "Span", "Trace", "TraceError", "parse_events", "r
 
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
+_LATEST = 1e18  # µs: 30,000 years
 _WANTED = frozenset((*_ON_DEVICE, *_CALLS, "user_annotation", "overhead"))
 
 
@@ -48,6 +49,11 @@ class Call:
     stop: float
     thread: int
     correlation: int
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it launches a graph."""
+        return "GraphLaunch" in self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ def read_trace(path: Path) -> Trace:
     with open_events(path) as (head, events):
         try:
             return parse_events(events, _gpus(head))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{path}: an event is not as Kineto writes it: {error!r}") from None
 
 
@@ -98,7 +104,7 @@ def parse_events(events: Iterable[Mapping[str, Any]], gpus: Mapping[int, str] | 
             continue
         name, start = intern(str(event["name"])), float(event["ts"])
         stop = start + float(event.get("dur", 0))
-        if not start <= stop:
+        if not -_LATEST < start <= stop < _LATEST:
             raise ValueError(f"{name} lasts from {start} to {stop}")
         if kind in _ON_DEVICE:
             node = args.get("graph node id")

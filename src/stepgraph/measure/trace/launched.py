@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from stepgraph.measure.trace.kineto import Activity, TraceError, parse_events
+from stepgraph.measure.trace.profiler import cuda_profiler
 from stepgraph.runtime.regions import RegionLog, logging_regions
 
 STEP, REGION = "stepgraph step", "stepgraph region "
@@ -61,7 +62,7 @@ def trace_step(step: Callable[[], object], before: Callable[[], object] = lambda
     """
     if not torch.cuda.is_available():
         raise TraceError("launches are traced on a CUDA device; there is none")
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    with cuda_profiler(operators=True) as profiler:
         for name in ("warm-up", STEP):
             before()
             torch.cuda.synchronize()

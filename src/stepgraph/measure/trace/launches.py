@@ -22,7 +22,7 @@ class Launch:
 
     @property
     def is_graph(self) -> bool:
-        return "GraphLaunch" in self.call.name
+        return self.call.is_graph
 
     @property
     def to_host(self) -> bool:

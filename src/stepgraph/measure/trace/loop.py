@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from stepgraph.measure.trace.errors import TraceError
@@ -121,11 +121,13 @@ def _following(
             if gap.host and start == last:
                 before_first = gap.us
             else:
-                gaps.append(Gap(gap.us, gap.place - before, gap.after, gap.before, gap.host))
+                gaps.append(replace(gap, place=gap.place - before))
         waterfalls.append(_waterfall(step, mine, last, before_first, gaps))
         kept.append(step)
         launched.append(mine)
         last = step.end
+    if not kept:
+        raise TraceError("no step is left: what the first of them launched ends behind all others")
     return _account(trace, launches, how, False, kept, waterfalls, launched, waited)
 
 

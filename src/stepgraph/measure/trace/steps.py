@@ -47,7 +47,8 @@ def split_steps(trace: Trace) -> list[StepTrace]:
     windows = list(between_marks(trace)) or list(_annotated(trace))
     if not windows:
         raise TraceError(
-            f"no steps: neither {SYNCS_BEFORE} calls of {_SYNC} in a row in front of one nor {_ANNOTATED} annotations"
+            f"no steps: neither {SYNCS_BEFORE} calls of {_SYNC} in a row in front of one nor {_ANNOTATED} annotations; "
+            "`stepgraph trace FILE` finds the steps of any program"
         )
     by_call: dict[int, list[Activity]] = {}
     for activity in trace.activities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,8 @@ class Gap:
     """The device idles inside a step, µs.
 
     place: how many activities started before it. after: the name of the one that ended last; before: of the next.
-    host: the device had run out of what the host had launched.
+    host: the device had run out of what the host had launched. nodes: that the graph ran whose launch it waited for;
+    0 where it waited for no graph.
     """
 
     us: float
@@ -24,6 +26,7 @@ class Gap:
     after: str
     before: str
     host: bool
+    nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class StepWaterfall:
     submitted: from the beginning to the end of the last launch.
     tklqt: activity start less the start of the call that launched it, summed; of a graph's launch the first one only.
     overhead: of the profiler and driver, by name.
+    first_nodes: as a gap's `nodes`, of `before_first`.
+    profiler: what `without_profiler` took out of the parts and the total.
     """
 
     total: float
@@ -50,6 +55,8 @@ class StepWaterfall:
     submitted: float
     tklqt: float
     overhead: dict[str, float]
+    first_nodes: int = 0
+    profiler: float = 0.0
 
     @property
     def gaps_host(self) -> float:
@@ -87,6 +94,7 @@ def waterfall(step: StepTrace) -> StepWaterfall:
         submitted=last_launch - step.begin,
         tklqt=sum(first.start - call.start for call, first in launched),
         overhead=step.overhead,
+        first_nodes=_nodes(launch.get(activities[0].correlation), Counter(a.correlation for a in activities)),
     )
 
 
@@ -111,18 +119,24 @@ def find_gaps(activities: Sequence[Activity], launch: Mapping[int, Call]) -> lis
     activities: in order of their start, at least one.
     """
     gaps, last = [], activities[0]
-    seen = {last.correlation}
+    seen, ran = {last.correlation}, Counter(activity.correlation for activity in activities)
     for place, activity in enumerate(activities[1:], start=1):
         if activity.start > last.stop:
             call = launch.get(activity.correlation)
             is_new = activity.correlation not in seen
             # A launch whose call had not returned when the device ran dry: it waited for the host.
             host = is_new and call is not None and _launched(call, activity) > last.stop
-            gaps.append(Gap(activity.start - last.stop, place, last.name, activity.name, host))
+            nodes = _nodes(call, ran) if host else 0
+            gaps.append(Gap(activity.start - last.stop, place, last.name, activity.name, host, nodes))
         seen.add(activity.correlation)
         if activity.stop > last.stop:
             last = activity
     return gaps
+
+
+def _nodes(call: Call | None, ran: Mapping[int, int]) -> int:
+    """Activities of a graph's launch; 0 for any other call. ran: activities by what they share with their call."""
+    return ran[call.correlation] if call is not None and call.is_graph else 0
 
 
 def _launched(call: Call, activity: Activity) -> float:

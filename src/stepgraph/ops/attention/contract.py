@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from stepgraph.runtime.errors import ConfigError
@@ -89,15 +90,20 @@ class AttentionBackend(Protocol):
     def pad_seq_len(self) -> int:
         """The length to give padded rows."""
 
+    @property
+    def plans_each_step(self) -> bool:
+        """Whether `plan` prepares what a step reads. Several steps cannot share a launch then."""
+
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What its kernels use besides their arguments (a workspace), by name; looked up anew at each access, so that
         it shows where a tensor was replaced. A graph holds their addresses: a runner watches them."""
 
-    def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
+    def plan(self, seq_lens: Sequence[int] | np.ndarray[Any, Any], block_tables: torch.Tensor) -> None:
         """Prepare one decode step, on the host and outside the graph; may do nothing.
 
-        `seq_lens` holds one length per real row, padded rows have `pad_seq_len`; `block_tables` is the buffer that the
-        graph reads, [rows, max_blocks].
+        `seq_lens` holds one length per real row, as far as the host knows: a row that has ended on the device has
+        length 0 there. Padded rows have `pad_seq_len`; `block_tables` is the buffer that the graph reads, [rows,
+        max_blocks].
         """
 
     def decode(

@@ -129,6 +129,9 @@ __device__ __forceinline__ void load_half(u32 target, const char* source, long l
 extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Params p) {
     extern __shared__ __align__(128) char rings[];
     __shared__ float warp_top[WARPS][8], warp_sum[WARPS][8];
+#if PDL
+    if (TRIGGER < 0) asm volatile("griddepcontrol.launch_dependents;");
+#endif
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int kv_head = blockIdx.x, split = blockIdx.y, row = blockIdx.z;
     const int heads = gridDim.x * GROUP;

@@ -23,7 +23,9 @@ _BLOCK_SIZE = 16
 # 96 KiB: two programs fit a multiprocessor.
 _WARPS = 8
 _RING = 3
-_TRIGGER = 3  # blocks before a warp's end at which the next kernel may start: sooner, its reads delay these
+_TRIGGER = (
+    3  # blocks before a warp's end at which the next kernel may start, -1: at once. Sooner, its reads delay these
+)
 _MIN_BLOCKS = 8  # worth a program of their own: one for each warp
 _MIN_BLOCKS_FULL = 64  # the same where the batch fills the device without being cut
 

@@ -7,7 +7,9 @@ the `custom_op` wrapper adds 15 microseconds to a call, and a decode step makes 
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -25,6 +27,7 @@ class ReferenceAttention:
     max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cpu", "cuda")
     pad_seq_len = 0
+    plans_each_step = False
 
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         self.support = AttentionCGSupport.ALWAYS if device.type == "cpu" else AttentionCGSupport.NEVER
@@ -33,7 +36,7 @@ class ReferenceAttention:
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return {}
 
-    def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
+    def plan(self, seq_lens: Sequence[int] | np.ndarray[Any, Any], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read inside the operator."""
 
     def decode(

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from stepgraph.ops.attention.contract import AttentionShape, LiveTensors
@@ -29,6 +31,7 @@ class TritonAttention:
     max_query_len: int | None = None
     device_types: tuple[str, ...] = ("cuda",)
     pad_seq_len = 0
+    plans_each_step = False
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class TritonAttention:
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return LiveTensors(self, "workspace.parts", "workspace.levels", "workspace.arrived")
 
-    def plan(self, seq_lens: Sequence[int], block_tables: torch.Tensor) -> None:
+    def plan(self, seq_lens: Sequence[int] | np.ndarray[Any, Any], block_tables: torch.Tensor) -> None:
         """Nothing to do: lengths are read by the kernels."""
 
     def decode(

@@ -102,7 +102,9 @@ def _decode(
     chunk = tl.maximum(chunk, MIN_CHUNK)
     active = tl.maximum(tl.cdiv(length - begin, chunk), 1)  # a row without tokens is written too
     if split >= active:
-        return  # without waiting for the kernel in front: the first program of each row does
+        if PDL:
+            gdc_wait()  # all programs do, so that whoever waits for this kernel waits for all in front of it
+        return
     first = begin + split * chunk
     stop = tl.minimum(first + chunk, length)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -42,6 +42,7 @@ class CaptureCost:
     loaded_bytes, kept_bytes: what the warm-ups left, see `Left`; shared outputs are made there too.
     nodes: recorded operations by type.
     warmup_seconds, capture_seconds, instantiate_seconds: of the host. Instantiation is not part of capture_seconds.
+    compile_seconds: of torch's compiler, with its trace; not part of warmup_seconds, although the first warm-up has it.
     """
 
     pool_bytes: int
@@ -52,17 +53,22 @@ class CaptureCost:
     warmup_seconds: float
     capture_seconds: float
     instantiate_seconds: float
+    compile_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        return self.warmup_seconds + self.capture_seconds + self.instantiate_seconds
+        return self.compile_seconds + self.warmup_seconds + self.capture_seconds + self.instantiate_seconds
 
 
 class CostMeter:
-    """Reads the figures around the recording of one key. It waits for nothing, so that it may always be on."""
+    """Reads the figures around the recording of one key. It waits for nothing, so that it may always be on.
 
-    def __init__(self, pool: GraphPool) -> None:
-        self._pool = pool
+    compiled: the seconds that compiling has taken so far.
+    """
+
+    def __init__(self, pool: GraphPool, compiled: Callable[[], float] = lambda: 0.0) -> None:
+        self._pool, self._compiled = pool, compiled
+        self._compiled_before = compiled()
         self._begun = self._warm = perf_counter()
         self._at_start = self._at_warm = pool.platform.memory()
         self._pool_before: int | None = None
@@ -82,15 +88,17 @@ class CostMeter:
         """The key is recorded."""
         recorded = perf_counter() - self._warm
         left = Left.between(self._at_start, self._at_warm)
+        compiling = self._compiled() - self._compiled_before
         return CaptureCost(
             pool_bytes=self.pool_growth(),
             driver_bytes=_taken(self._at_warm, self._pool.platform.memory()),
             loaded_bytes=left.loaded_bytes,
             kept_bytes=left.kept_bytes,
             nodes=dict(recording.node_types),
-            warmup_seconds=self._warm - self._begun,
+            warmup_seconds=self._warm - self._begun - compiling,
             capture_seconds=recorded - recording.instantiate_seconds,
             instantiate_seconds=recording.instantiate_seconds,
+            compile_seconds=compiling,
         )
 
 

@@ -54,6 +54,11 @@ class FamilyCost:
     warmup_seconds: float
     capture_seconds: float
     instantiate_seconds: float
+    compile_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.compile_seconds + self.warmup_seconds + self.capture_seconds + self.instantiate_seconds
 
     @classmethod
     def of(cls, costs: Sequence[CaptureCost]) -> FamilyCost:
@@ -67,6 +72,7 @@ class FamilyCost:
             warmup_seconds=sum(cost.warmup_seconds for cost in costs),
             capture_seconds=sum(cost.capture_seconds for cost in costs),
             instantiate_seconds=sum(cost.instantiate_seconds for cost in costs),
+            compile_seconds=sum(cost.compile_seconds for cost in costs),
         )
 
 

@@ -97,7 +97,10 @@ def load_profile(path: Path | None = None) -> DeviceProfile:
 
 
 def save_profile(profile: DeviceProfile, path: Path) -> None:
-    path.write_text(json.dumps(profile.as_dict(), indent=1) + "\n", encoding="utf-8")
+    """Whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_text(json.dumps(profile.as_dict(), indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
 
 
 def _fit(fields: Mapping[str, Any], features: Sequence[str]) -> Fit:

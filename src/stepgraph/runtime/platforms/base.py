@@ -35,6 +35,33 @@ class DeviceMemory:
         return self.total - self.free - self.reserved
 
 
+@dataclass(frozen=True)
+class LoopTerms:
+    """When a step that runs again and again in one launch ends.
+
+    most: of its runs. control: int32 [2] on the device: `halt`, which the step sets to 1 to end it, and how often it
+    has run. done: int32 [1] of memory that both share, how often it has run, as a tensor of the device; told: as one of
+    the host, valid once a mark behind it was waited for.
+    """
+
+    most: int
+    control: torch.Tensor
+    done: torch.Tensor
+    told: torch.Tensor
+
+    @property
+    def halt(self) -> torch.Tensor:
+        """int32 [1]."""
+        return self.control[:1]
+
+    @staticmethod
+    def on(platform: Platform, most: int) -> LoopTerms:
+        """With memory of their own."""
+        with torch.inference_mode(False):
+            control = torch.zeros(2, dtype=torch.int32, device=platform.device)
+        return LoopTerms(most, control, *platform.shared((1,), torch.int32))
+
+
 class Recording(Protocol):
     """One recorded step. It reads and writes the addresses it was recorded with, and runs no Python of the step."""
 
@@ -52,6 +79,15 @@ class Recording(Protocol):
 
     def replay(self) -> None:
         """Submit the step on the current stream. Asynchronous where the device is."""
+
+    def loop(self, terms: LoopTerms) -> Callable[[], None]:
+        """What runs the step until it halts or has run `terms.most` times, at least once, in one submission on the
+        current stream. Made at the first call, for those terms, and released with the recording. Torch's generators do
+        not go on within it.
+
+        Raises:
+            CaptureError: the recording or the device cannot; says why.
+        """
 
     def nodes(self) -> list[GraphNode]:
         """Every recorded operation with its region, in an order in which they may run.
@@ -72,6 +108,16 @@ class HostMirror(Protocol):
 
         The host bytes may be rewritten as soon as the call returns.
         """
+
+
+class Mark(Protocol):
+    """A place in the order of the device's work. Made once, and set again and again."""
+
+    def set(self) -> None:
+        """Here: behind all that was submitted to the current stream."""
+
+    def wait(self) -> None:
+        """Until the device has come to where it was set last."""
 
 
 class Platform(Protocol):
@@ -133,6 +179,17 @@ class Platform(Protocol):
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> HostMirror:
         """A mirror that brings `host`, uint8 bytes on the host, to the equally long start of `slab`."""
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeroed memory that steps write on the device and the host reads without a copy: as a tensor of the device,
+        and as one of the host. What a step has written is there once a mark behind it was waited for."""
+
+    def mark(self, *, asleep: bool = False) -> Mark:
+        """A place in the order of work, to be set. asleep: who waits for it sleeps, and is later by the time that
+        waking takes."""
+
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of the host on the device, in the order of the current stream. The host waits for nothing."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished everything submitted."""

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.base import DeviceMemory
 from stepgraph.runtime.platforms.cuda_memory import cached_bytes, device_memory, let_go_of, pool_segments
+from stepgraph.runtime.platforms.cuda_pinned import CudaMark, PinnedRing, shared_memory, uploaded
 from stepgraph.runtime.platforms.cuda_segments import CudaRecording, CudaSegments
 from stepgraph.runtime.platforms.cuda_streams import capture_stream
 from stepgraph.runtime.platforms.segments import record_segments, record_whole
@@ -71,37 +72,6 @@ class CudaClock:
     def elapsed_us(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
         stop.synchronize()
         return float(start.elapsed_time(stop)) * 1e3
-
-
-class PinnedRing:
-    """Two pinned mirrors in turn: one may be rewritten while the copy from the other is still in flight."""
-
-    def __init__(self, host: torch.Tensor, slab: torch.Tensor) -> None:
-        self._host = host.numpy()
-        self._slab = slab
-        self._pinned = [torch.empty(host.numel(), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._bytes = [mirror.numpy() for mirror in self._pinned]
-        self._copied = [torch.cuda.Event() for _ in self._pinned]
-        self._turn = 0
-        self._stream: torch.cuda.Stream | None = None  # of the last copy: torch's look-up costs as much as the copy
-        self._raw_stream = -1
-        self._spans: dict[
-            tuple[int, int], tuple[torch.Tensor, list[torch.Tensor]]
-        ] = {}  # slicing costs more than a look-up
-
-    def upload(self, ranges: Sequence[tuple[int, int]]) -> None:
-        turn = self._turn = 1 - self._turn
-        self._copied[turn].synchronize()
-        for start, stop in ranges:
-            self._bytes[turn][start:stop] = self._host[start:stop]
-            if (start, stop) not in self._spans:
-                self._spans[start, stop] = (self._slab[start:stop], [p[start:stop] for p in self._pinned])
-            target, sources = self._spans[start, stop]
-            target.copy_(sources[turn], non_blocking=True)
-        raw = torch._C._cuda_getCurrentRawStream(self._slab.device.index)
-        if self._stream is None or raw != self._raw_stream:
-            self._stream, self._raw_stream = torch.cuda.current_stream(self._slab.device), raw
-        self._copied[turn].record(self._stream)
 
 
 class CudaPlatform:
@@ -171,6 +141,15 @@ class CudaPlatform:
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> PinnedRing:
         return PinnedRing(host, slab)
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        return shared_memory(shape, dtype, self.device)
+
+    def mark(self, *, asleep: bool = False) -> CudaMark:
+        return CudaMark(self.device, asleep=asleep)
+
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        return uploaded(values, self.device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

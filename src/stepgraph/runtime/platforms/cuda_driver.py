@@ -56,13 +56,13 @@ class CaptureInfo:
 def count_types(graph: int) -> dict[str, int]:
     """How many nodes of each type a graph has, without those inside child graphs. About 1 µs a node."""
     count, kind = ctypes.c_size_t(), ctypes.c_int()
-    _checked(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    checked(libcuda().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     nodes = (ctypes.c_void_p * count.value)()
     if count.value:
-        _checked(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
-    type_of, out, counts = _driver().cuGraphNodeGetType, ctypes.byref(kind), Counter[int]()
+        checked(libcuda().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
+    type_of, out, counts = libcuda().cuGraphNodeGetType, ctypes.byref(kind), Counter[int]()
     for node in nodes:
-        _checked(type_of(ctypes.c_void_p(node), out))
+        checked(type_of(ctypes.c_void_p(node), out))
         counts[kind.value] += 1
     known = dict(enumerate(_NODE_TYPES))
     return {known.get(value, str(value)): number for value, number in counts.most_common()}
@@ -71,7 +71,7 @@ def count_types(graph: int) -> dict[str, int]:
 def new_stream() -> int:
     """A stream on this thread's context, of normal priority, that the default stream does not wait for."""
     stream = ctypes.c_void_p()
-    error = _driver().cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
+    error = libcuda().cuStreamCreate(ctypes.byref(stream), ctypes.c_uint(_NON_BLOCKING))
     if error:
         raise RuntimeError(f"the driver gives no stream: error {error}")
     return stream.value or 0
@@ -83,42 +83,42 @@ def upload(executable: int, stream: int) -> None:
     Raises:
         torch.OutOfMemoryError: the driver found no room for it.
     """
-    error = _driver().cuGraphUpload(ctypes.c_void_p(executable), ctypes.c_void_p(stream))
+    error = libcuda().cuGraphUpload(ctypes.c_void_p(executable), ctypes.c_void_p(stream))
     if error == _OUT_OF_MEMORY:
         raise torch.OutOfMemoryError("the driver has no memory for the executable graph")
-    _checked(error)
+    checked(error)
 
 
 def edges(graph: int) -> list[Edge]:
     """Every edge of a graph."""
     handle, count = ctypes.c_void_p(graph), ctypes.c_size_t()
-    get_edges = _driver().cuGraphGetEdges_v2
-    _checked(get_edges(handle, None, None, None, ctypes.byref(count)))
+    get_edges = libcuda().cuGraphGetEdges_v2
+    checked(get_edges(handle, None, None, None, ctypes.byref(count)))
     if not count.value:  # a single node; the driver refuses to fill arrays of no length
         return []
     source, target = ((ctypes.c_void_p * count.value)() for _ in range(2))
     data = (_EdgeData * count.value)()
-    _checked(get_edges(handle, source, target, data, ctypes.byref(count)))
+    checked(get_edges(handle, source, target, data, ctypes.byref(count)))
     return [(s, t, d.type == _PROGRAMMATIC) for s, t, d in zip(source, target, data, strict=True)]
 
 
 def dependencies(node: int) -> list[int]:
     """The nodes that one waits for. None where the driver is too old to tell."""
     handle, count = ctypes.c_void_p(node), ctypes.c_size_t()
-    get_dependencies = getattr(_driver(), "cuGraphNodeGetDependencies_v2", None)
+    get_dependencies = getattr(libcuda(), "cuGraphNodeGetDependencies_v2", None)
     if get_dependencies is None:
         return []
-    _checked(get_dependencies(handle, None, None, ctypes.byref(count)))
+    checked(get_dependencies(handle, None, None, ctypes.byref(count)))
     if not count.value:
         return []
     nodes, data = (ctypes.c_void_p * count.value)(), (_EdgeData * count.value)()
-    _checked(get_dependencies(handle, nodes, data, ctypes.byref(count)))
+    checked(get_dependencies(handle, nodes, data, ctypes.byref(count)))
     return [node for node in nodes if node is not None]
 
 
 def capture_info(stream: int) -> CaptureInfo | None:
     """The capture that a stream is in. None outside one, in one that is broken, or if the driver is too old to tell."""
-    get_info = getattr(_driver(), "cuStreamGetCaptureInfo_v3", None)
+    get_info = getattr(libcuda(), "cuStreamGetCaptureInfo_v3", None)
     if get_info is None:
         return None
     status, capture, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
@@ -140,8 +140,8 @@ class CaptureView:
         unused = ctypes.c_uint64(), ctypes.c_void_p()
         outputs = self._status, unused[0], self._graph, self._tips, unused[1], self._num_tips
         self._arguments = ctypes.c_void_p(stream), *(ctypes.byref(value) for value in outputs)
-        self._get_info = getattr(_driver(), "cuStreamGetCaptureInfo_v3", None)
-        self._get_nodes = _driver().cuGraphGetNodes
+        self._get_info = getattr(libcuda(), "cuStreamGetCaptureInfo_v3", None)
+        self._get_nodes = libcuda().cuGraphGetNodes
         self._out_nodes = ctypes.byref(self._num_nodes)
 
     def __call__(self) -> CaptureState | None:
@@ -156,7 +156,7 @@ class CaptureView:
 def capturing(streams: Iterable[int]) -> list[int]:
     """Those of the streams that are in a capture, whichever it is. Most are in none, and asking that is cheap."""
     status = ctypes.c_int()
-    out, ask = ctypes.byref(status), _driver().cuStreamIsCapturing
+    out, ask = ctypes.byref(status), libcuda().cuStreamIsCapturing
     return [stream for stream in streams if not ask(ctypes.c_void_p(stream), out) and status.value == _CAPTURE_ACTIVE]
 
 
@@ -183,10 +183,12 @@ def unjoined(stream: int, others: Iterable[int]) -> list[int]:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def libcuda() -> ctypes.CDLL:
+    """The driver's library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _checked(error: int) -> None:
+def checked(error: int) -> None:
+    """Raises CaptureError where the driver returned an error."""
     if error:
         raise CaptureError(f"the driver refuses to work on this graph: error {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 from stepgraph.runtime.borrow import borrow
 from stepgraph.runtime.errors import CaptureError, ReplayError, StepgraphError
 from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.platforms.cuda_driver import CaptureView, count_types, unjoined, upload
+from stepgraph.runtime.platforms.cuda_loop import CudaLoop
 from stepgraph.runtime.platforms.cuda_memory import pool_segments
+from stepgraph.runtime.platforms.cuda_streams import capture_stream
 from stepgraph.runtime.platforms.cuda_walk import NewNodes, load_driver, walk
 from stepgraph.runtime.platforms.source_line import calling_line, raising_line
 from stepgraph.runtime.regions import RegionLog
@@ -32,6 +35,7 @@ class CudaRecording:
         self._regions = regions
         self.node_types: Mapping[str, int] = count_types(graph.raw_cuda_graph())
         self.instantiate_seconds = 0.0
+        self._loop: CudaLoop | None = None
 
     @property
     def released(self) -> bool:
@@ -64,6 +68,13 @@ class CudaRecording:
             raise ReplayError("this graph was released; capture again before replaying it")
         self._graph.replay()
 
+    def loop(self, terms: LoopTerms) -> Callable[[], None]:
+        if self._graph is None:
+            raise CaptureError("this graph was released; capture again before making a loop of it")
+        if self._loop is None:
+            self._loop = CudaLoop(self._graph.raw_cuda_graph(), terms, capture_stream(terms.control.device))
+        return self._loop.replay
+
     def nodes(self) -> list[GraphNode]:
         if self._graph is None:
             raise CaptureError("this graph was released; capture again before reading its nodes")
@@ -73,6 +84,9 @@ class CudaRecording:
         return walk(driver, self._graph.raw_cuda_graph(), self._regions)
 
     def release(self) -> None:
+        if self._loop is not None:
+            self._loop.release()
+            self._loop = None
         if self._graph is not None:
             self._graph.reset()
             self._graph = None

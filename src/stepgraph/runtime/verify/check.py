@@ -25,11 +25,19 @@ from stepgraph.runtime.verify.report import Fault, FaultKind, KeyReport, VerifyR
 MakeInputs = Callable[[BatchDescriptor, torch.Generator], dict[str, Any]]
 """Inputs of a batch, drawn from a CPU generator: for every slot, device-owned ones too, its real rows."""
 
+Nearest = Callable[[BatchDescriptor, int], BatchDescriptor]
+"""Of a batch and the request slots of its key, the nearest batch of that key that there may be."""
+
 _OTHER_SEED = 1
 
 
 def verify(
-    subject: Subject, make_inputs: MakeInputs | None, seed: int, batches_per_key: int, tolerance: Tolerance
+    subject: Subject,
+    make_inputs: MakeInputs | None,
+    nearest: Nearest | None,
+    seed: int,
+    batches_per_key: int,
+    tolerance: Tolerance,
 ) -> VerifyReport:
     """What GraphRunner.verify does.
 
@@ -41,7 +49,7 @@ def verify(
         raise InputError(f"{batches_per_key} batches for each key; at least one is needed")
     if not subject.graphs:
         raise CaptureError("nothing to verify: no graph is captured; call capture() first")
-    verifier = _Verifier(subject, make_inputs, seed, tolerance)
+    verifier = _Verifier(subject, make_inputs, nearest, seed, tolerance)
     with subject.buffers.kept(), random_state_kept(subject.buffers.device):
         try:
             return verifier.run(batches_per_key)
@@ -50,8 +58,15 @@ def verify(
 
 
 class _Verifier:
-    def __init__(self, subject: Subject, make_inputs: MakeInputs | None, seed: int, tolerance: Tolerance) -> None:
-        self._subject = subject
+    def __init__(
+        self,
+        subject: Subject,
+        make_inputs: MakeInputs | None,
+        nearest: Nearest | None,
+        seed: int,
+        tolerance: Tolerance,
+    ) -> None:
+        self._subject, self._nearest = subject, nearest
         self._make_inputs = make_inputs or self._draw
         self._seed, self._tolerance = seed, tolerance
         self._saved = {name: tensor.clone() for name, tensor in subject.state.items()}
@@ -170,12 +185,14 @@ class _Verifier:
         size = key.num_tokens if key.num_reqs is None else key.num_reqs
         padded = [self._rng.randint(1, max(size - 1, 1)) for _ in range(2)]
         sizes = [padded[0], size, padded[1], *(self._rng.randint(1, size) for _ in range(count - 3))]
+        return [self._batch(key, n, rows["request"]) for n in sizes[:count]]
+
+    def _batch(self, key: BatchDescriptor, size: int, slots: int) -> BatchDescriptor:
         if key.query_len is not None:
-            return [BatchDescriptor.decode(n, key.query_len, key.num_loras) for n in sizes[:count]]
-        return [
-            BatchDescriptor.mixed(n, self._rng.randint(1, min(n, rows["request"])), key.num_loras)
-            for n in sizes[:count]
-        ]
+            batch = BatchDescriptor.decode(size, key.query_len, key.num_loras)
+        else:
+            batch = BatchDescriptor.mixed(size, self._rng.randint(1, min(size, slots)), key.num_loras)
+        return batch if self._nearest is None else self._nearest(batch, slots)
 
     def _draw(self, batch: BatchDescriptor, generator: torch.Generator) -> dict[str, torch.Tensor]:
         rows = self._subject.buffers.rows(batch)

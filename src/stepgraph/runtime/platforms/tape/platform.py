@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from stepgraph.runtime.breakable import BreakableRecording
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import GraphNode
+from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.platforms.refusals import HostReadGuard
 from stepgraph.runtime.platforms.segments import record_segments, record_whole
 from stepgraph.runtime.platforms.tape.pool import TapePool
@@ -30,12 +32,28 @@ class TapeRecording:
         self.num_nodes: int | None = len(calls)
         self.node_types: Mapping[str, int] = {"operator": len(calls)} if calls else {}
         self.instantiate_seconds = 0.0
+        self._loop: Callable[[], None] | None = None
 
     def replay(self) -> None:
         # Inference mode also lets a step that was recorded under it be written to again.
         with torch.inference_mode():
             for function, args, kwargs in self._calls:
                 function(*args, **kwargs)
+
+    def loop(self, terms: LoopTerms) -> Callable[[], None]:
+        if self._nodes is None:
+            raise CaptureError("this tape was released; capture again before making a loop of it")
+        if self._loop is None:
+            self._loop = partial(self._replay_until_it_halts, terms)
+        return self._loop
+
+    def _replay_until_it_halts(self, terms: LoopTerms) -> None:
+        terms.control.zero_()
+        for run in range(1, terms.most + 1):
+            self.replay()
+            terms.control[1] = terms.told[0] = run
+            if terms.halt:
+                return
 
     def nodes(self) -> list[GraphNode]:
         if self._nodes is None:
@@ -44,7 +62,7 @@ class TapeRecording:
 
     def release(self) -> None:
         self._calls = []
-        self._nodes = None
+        self._nodes = self._loop = None
 
 
 class TapeSegments:
@@ -86,6 +104,16 @@ class DirectCopy:
     def upload(self, ranges: Sequence[tuple[int, int]]) -> None:
         for start, stop in ranges:
             self._slab[start:stop] = self._host[start:stop]
+
+
+class NoMark:
+    """On a CPU what was called is done."""
+
+    def set(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
 
 
 class TapePlatform:
@@ -139,6 +167,17 @@ class TapePlatform:
 
     def host_mirror(self, host: torch.Tensor, slab: torch.Tensor) -> DirectCopy:
         return DirectCopy(host, slab)
+
+    def shared(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.inference_mode(False):  # steps write it in and outside of that mode
+            memory = torch.zeros(shape, dtype=dtype)
+        return memory, memory
+
+    def mark(self, *, asleep: bool = False) -> NoMark:
+        return NoMark()
+
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
     def synchronize(self) -> None:
         pass

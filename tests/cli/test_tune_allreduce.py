@@ -1,4 +1,4 @@
-"""`stepgraph tune`, as far as it goes without GPUs."""
+"""`stepgraph tune allreduce`, as far as it goes without GPUs."""
 
 from __future__ import annotations
 

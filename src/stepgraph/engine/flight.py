@@ -1,0 +1,148 @@
+"""Steps that were launched and whose tokens the host has not read yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from stepgraph.engine.request import Request
+from stepgraph.engine.scheduler import Scheduler
+from stepgraph.runtime.platforms import Platform
+from stepgraph.runtime.platforms.base import Mark
+
+Produced = list[tuple[Request, int]]
+"""Requests with their next token each, by row."""
+
+_MOST = 2  # launched before the first of them is read
+_LINES = 4  # of a mailbox, at least, for tokens of successive steps: a later one writes none that is still to be read
+
+
+class Takers(NamedTuple):
+    """Whom steps give a token each, unless they have lost their row or ended since.
+
+    stints: each request's. places: int64 [lines, requests], where in `told` the first, second, ... step's tokens are;
+        once round, it begins again.
+    """
+
+    requests: list[Request]
+    stints: list[int]
+    places: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, takers: Mapping[Request, int], lines: int) -> Takers:
+        """takers: requests, and the positions of their tokens in the texts."""
+        requests = list(takers)
+        mailboxes = np.array([request.mailbox for request in requests], dtype=np.int64)
+        positions = np.array(list(takers.values()), dtype=np.int64)
+        places = mailboxes * lines + (positions + np.arange(lines)[:, None]) % lines
+        return cls(requests, [request.stint for request in requests], places)
+
+
+class Flight(NamedTuple):
+    """A step. step: since its takers' first. changes: the scheduler's; while it is the same, nobody has left."""
+
+    takers: Takers
+    step: int
+    changes: int
+    mark: Mark
+
+
+class Flights:
+    """At most two steps on their way, in order, and the memory that they tell their tokens in.
+
+    told: for the step; see `ops.advance`. mailboxes: places in which tokens are told. most: steps of a loop.
+    check: called once a step is over and before its tokens are taken; raises where they must not be.
+    """
+
+    def __init__(
+        self,
+        platform: Platform,
+        scheduler: Scheduler,
+        mailboxes: int,
+        most: int = 1,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        self._lines = max(_LINES, most)
+        self.told, host = platform.shared((mailboxes, self._lines), torch.int64)
+        self._told = host.numpy().reshape(-1)
+        self._scheduler, self._check = scheduler, check
+        self._flights: deque[Flight] = deque()
+        self._last: Flight | None = None  # launched, read or not
+        self._marks = deque(platform.mark() for _ in range(_MOST))
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def ahead(self) -> Mapping[Request, int]:
+        """How many tokens each request waits for."""
+        counts: dict[Request, int] = {}
+        for flight in self._flights:
+            for request, stint in zip(flight.takers.requests, flight.takers.stints, strict=True):
+                if request.stint == stint:
+                    counts[request] = counts.get(request, 0) + 1
+        return counts
+
+    def launched(self, takers: Mapping[Request, int]) -> None:
+        """A step was launched. takers: as for `Takers.of`."""
+        self._add(Flight(Takers.of(takers, self._lines), 0, self._scheduler.changes, self._next_mark()))
+
+    def launched_again(self) -> None:
+        """A step like the last one was launched: a token further for everybody."""
+        assert self._last is not None, "a step like which?"
+        takers, step, changes, _ = self._last
+        self._add(Flight(takers, step + 1, changes, self._next_mark()))
+
+    def read(self) -> Produced:
+        """The tokens of the oldest step, which the host waits for. They are put to the requests' outputs."""
+        takers, step, changes, mark = self._flights[0]
+        mark.wait()
+        if self._check is not None:
+            self._check()
+        tokens = self._told.take(takers.places[step % self._lines]).tolist()
+        self._flights.popleft()
+        return self._take(takers, changes, tokens)
+
+    def read_loop(self, steps: int) -> Produced:
+        """The tokens of so many steps like the last one, all of which are over; no other is on its way."""
+        assert self._last is not None and not self._flights, "steps like which?"
+        takers, last, changes, mark = self._last
+        lines = np.arange(last + 1, last + 1 + steps) % self._lines
+        produced: Produced = []
+        for tokens in self._told.take(takers.places[lines]).tolist():
+            produced += self._take(takers, changes, tokens)
+        self._last = Flight(takers, last + steps, changes, mark)
+        return produced
+
+    def _take(self, takers: Takers, changes: int, tokens: list[int]) -> Produced:
+        if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
+            return self._read_some(takers, tokens)
+        produced = list(zip(takers.requests, tokens, strict=True))
+        for request, token in produced:
+            request.output.append(token)
+        return produced
+
+    def _read_some(self, takers: Takers, tokens: list[int]) -> Produced:
+        """The tokens of those who are where they were; some may end."""
+        produced: Produced = []
+        for request, stint, told in zip(takers.requests, takers.stints, tokens, strict=True):
+            if request.stint == stint and not request.ended:
+                token = told if told >= 0 else ~told
+                request.output.append(token)
+                produced.append((request, token))
+                if told < 0:
+                    self._scheduler.end(request)
+        return produced
+
+    def _add(self, flight: Flight) -> None:
+        self._last = flight
+        self._flights.append(flight)
+
+    def _next_mark(self) -> Mark:
+        mark = self._marks[0]
+        self._marks.rotate(-1)
+        mark.set()
+        return mark

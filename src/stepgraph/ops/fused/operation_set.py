@@ -1,0 +1,190 @@
+"""A decoder layer as five launches for small batches; a projection for which a library is faster is the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from stepgraph.ops.fused import cuda_projection, launches
+from stepgraph.ops.fused.launches import Norm, Places
+from stepgraph.ops.fused.small import embed, rms_norm, rope_write
+from stepgraph.ops.fused.tiling import Choice, Tile, Tiles, by_triton, load_tiles
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layer
+from stepgraph.ops.lora.triton_lora import TritonLora
+from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
+from stepgraph.ops.unfused.kernels import silu_mul
+from stepgraph.runtime.regions import region
+
+FIVE = ("norm_qkv_rope_write", "attention", "output_projection", "norm_gate_up_swiglu", "down_projection")
+"""The regions of a fused layer, in order: one launch each."""
+
+SIX = ("norm_qkv_projection", "rotary_kv_write", *FIVE[1:])
+"""The same where heads are normed, for which a program would have to own whole heads."""
+
+NINE = (
+    "input_norm",
+    "qkv_projection",
+    "rotary_kv_write",
+    "attention",
+    "output_projection",
+    "post_norm",
+    "gate_up_projection",
+    "activation",
+    "down_projection",
+)
+"""The same with a library's projections, which add the residual themselves; and with adapters."""
+
+
+class FusedOperations:
+    """float32, bfloat16 and float16, on CUDA. Rows carry no residual of their own: each projection adds it in place.
+
+    Each projection is fused or not by itself, by the number of rows; `describe` says how, and so do a graph's regions.
+
+    tiles: by default those measured on this device. overlap: programmatic dependent launch; by default where it exists.
+    """
+
+    name = "fused"
+
+    def __init__(self, shape: DecoderShape, tiles: Tiles | None = None, overlap: bool | None = None) -> None:
+        device = shape.cos.device
+        self._shape = shape
+        self._tiles = load_tiles(torch.cuda.get_device_name(device)) if tiles is None else tiles
+        self._overlap = torch.cuda.get_device_capability(device) >= (9, 0) if overlap is None else overlap
+
+    def places(self, positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> Places:
+        return Places(positions, block_tables)
+
+    def embed(self, tokens: torch.Tensor, embedding: torch.Tensor) -> Hidden:
+        with region("embedding"):
+            return Hidden(embed(tokens, embedding, overlap=self._overlap))
+
+    def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
+        apply = TritonLora(rows)
+        return [bind_layer(apply, layer) for layer in layers]
+
+    def layer(
+        self,
+        hidden: Hidden,
+        weights: LayerWeights,
+        places: Places,
+        kv: torch.Tensor,
+        attend: Attend,
+        adapters: LayerAdapters = NO_ADAPTERS,
+    ) -> Hidden:
+        x = hidden.new
+        q = self.queries(x, weights, places, kv, adapters)
+        with region("attention"):
+            attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+            attend(q, kv, attended)
+        with region("output_projection"):
+            self.add("attention_out", attended.flatten(1), weights.attention_out, x, adapters)
+        activated = self.activated(x, weights, adapters)
+        with region("down_projection"):
+            self.add("down", activated, weights.down, x, adapters)
+        return Hidden(x)
+
+    def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
+        with region("final_norm"):
+            return rms_norm(hidden.new, weight, self._shape.norm_eps, overlap=self._overlap)
+
+    def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with region("lm_head"):
+            tile = self._tile("lm_head", normed, weight)
+            if tile is None:
+                return F.linear(normed, weight)
+            return launches.linear(normed, weight, tile, overlap=self._overlap)
+
+    def describe(self, weights: LayerWeights, lm_head: torch.Tensor, rows: int) -> dict[str, str]:
+        """What each projection is for a batch of so many rows, and on what figures."""
+        told = {}
+        matrices = (weights.qkv, weights.attention_out, weights.gate_up, weights.down, lm_head)
+        for operation, weight in zip(("qkv", "attention_out", "gate_up", "down", "lm_head"), matrices, strict=True):
+            choice = self._choose(operation, rows, weight)
+            told[operation] = f"{'library' if choice.tile is None else choice.tile} ({choice.source})"
+        return told
+
+    def queries(
+        self,
+        x: torch.Tensor,
+        weights: LayerWeights,
+        places: Places,
+        kv: torch.Tensor,
+        adapters: LayerAdapters = NO_ADAPTERS,
+    ) -> torch.Tensor:
+        """x [rows, hidden] to queries [rows, heads, head_dim]; keys and values are written to the cache."""
+        shape, overlap = self._shape, self._overlap
+        norm = Norm(weights.input_norm, shape.norm_eps)
+        tile = None if adapters.qkv is not None else self._tile("qkv", x, weights.qkv)
+        if tile is not None and weights.q_norm is None:
+            with region("norm_qkv_rope_write"):
+                return launches.norm_qkv_rope_write(
+                    x, norm, weights.qkv, weights.qkv_bias, places, shape.cos, shape.sin, kv, shape.num_heads, tile,
+                    overlap=overlap,
+                )  # fmt: skip
+        if tile is not None:
+            with region("norm_qkv_projection"):
+                qkv = launches.linear(x, weights.qkv, tile, norm=norm, bias=weights.qkv_bias, overlap=overlap)
+        else:
+            with region("input_norm"):
+                normed = rms_norm(x, norm.weight, norm.eps, overlap=overlap)
+            with region("qkv_projection"):
+                qkv = F.linear(normed, weights.qkv, weights.qkv_bias)
+                if adapters.qkv is not None:
+                    adapters.qkv(normed, qkv)
+        with region("rotary_kv_write"):
+            rope_write(
+                qkv, places.positions, places.block_tables, shape.cos, shape.sin, kv, shape.num_heads,
+                q_norm=weights.q_norm, k_norm=weights.k_norm, eps=norm.eps, overlap=overlap,
+            )  # fmt: skip
+        return qkv[:, : shape.num_heads * shape.head_dim].view(-1, shape.num_heads, shape.head_dim)
+
+    def activated(self, x: torch.Tensor, weights: LayerWeights, adapters: LayerAdapters = NO_ADAPTERS) -> torch.Tensor:
+        """x [rows, hidden] to silu(gate) x up, [rows, intermediate]."""
+        norm, overlap = Norm(weights.post_norm, self._shape.norm_eps), self._overlap
+        tile = None if adapters.gate_up is not None else self._tile("gate_up", x, weights.gate_up)
+        if tile is not None:
+            with region("norm_gate_up_swiglu"):
+                return launches.norm_gate_up_swiglu(x, norm, weights.gate_up, tile, overlap=overlap)
+        with region("post_norm"):
+            normed = rms_norm(x, norm.weight, norm.eps, overlap=overlap)
+        with region("gate_up_projection"):
+            gate_up = F.linear(normed, weights.gate_up)
+            if adapters.gate_up is not None:
+                adapters.gate_up(normed, gate_up)
+        with region("activation"):
+            return silu_mul(gate_up)
+
+    def add(
+        self,
+        operation: str,
+        values: torch.Tensor,
+        weight: torch.Tensor,
+        x: torch.Tensor,
+        adapters: LayerAdapters = NO_ADAPTERS,
+    ) -> None:
+        """values through weight, and through the adapter of its rows, added to x in place."""
+        tile = self._tile(operation, values, weight)
+        if tile is None:
+            x.addmm_(values, weight.t())
+        else:
+            launches.linear_add(values, weight, x, tile, overlap=self._overlap)
+        adapt = adapters.attention_out if operation == "attention_out" else adapters.down
+        if adapt is not None:
+            adapt(values, x)
+
+    def _tile(self, operation: str, x: torch.Tensor, weight: torch.Tensor) -> Tile | None:
+        return self._choose(operation, len(x), weight).tile
+
+    def _choose(self, operation: str, rows: int, weight: torch.Tensor) -> Choice:
+        """What was measured, or Triton where the CUDA kernel does not work."""
+        out, width = weight.shape
+        choice = self._tiles.choose(operation, out, width, rows)
+        pairs = {"qkv": self._shape.head_dim // 2, "gate_up": out // 2}.get(operation)
+        if choice.tile is None or choice.tile.kernel != "cuda":
+            return choice
+        if cuda_projection.supports(choice.tile, rows, weight, pairs):
+            return choice
+        return replace(choice, tile=by_triton(out, width, rows), source="the CUDA kernel does not work here")

@@ -1,0 +1,64 @@
+"""The kernels of the `fused` set under Triton's interpreter, on the CPU. Run by test_fused.py, not collected.
+
+bfloat16 is left to the GPU: the interpreter multiplies its bits as integers.
+"""
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from ops.fused.cases import OPERATIONS, Case, error
+from ops.fused.strategies import cases
+from ops.layers import check_cache, distance, make_adapters, make_case, run
+
+from stepgraph.ops.fused import FusedOperations
+from stepgraph.ops.fused.tiling import OneTile, Tile, Tiles
+from stepgraph.ops.reference_set import ReferenceOperations
+
+LENGTHS = [1, 16, 0, 17, 80, 0]
+LAYERS = [  # lengths, heads, bias, norms of heads, tiles; head sizes of 12 and 10 are not powers of two
+    ([80], (6, 2, 16), False, False, Tiles()),
+    ([17], (4, 4, 12), False, True, Tiles()),
+    (LENGTHS, (2, 1, 10), True, False, OneTile(Tile(16, 16, 1))),
+    (LENGTHS, (4, 4, 12), False, True, OneTile(Tile(4, 64, 1))),
+    (LENGTHS, (6, 2, 16), True, True, OneTile(None)),
+    ([1 + 4 * row for row in range(18)], (6, 2, 16), False, False, Tiles()),
+]
+
+
+def layers() -> None:
+    for seed, (lengths, heads, bias, head_norms, tiles) in enumerate(LAYERS):
+        case = make_case(lengths, heads=heads, bias=bias, head_norms=head_norms, seed=seed)
+        before = case.kv_cache.clone()
+        want, want_cache = run(ReferenceOperations(case.shape), case)
+        got, cache = run(FusedOperations(case.shape, tiles, overlap=False), case)
+        check_cache(cache, before, case)
+        assert distance(got, want) < 1e-5, (seed, distance(got, want))
+        assert distance(cache, want_cache) < 1e-5, seed
+
+
+def adapters() -> None:
+    case = make_case(LENGTHS)
+    lora = make_adapters(case)
+    plain, _ = run(ReferenceOperations(case.shape), case)
+    want, want_cache = run(ReferenceOperations(case.shape), case, lora)
+    got, cache = run(FusedOperations(case.shape, Tiles(), overlap=False), case, lora)
+    assert distance(got, want) < 1e-5 < distance(plain, want), distance(got, want)
+    assert distance(cache, want_cache) < 1e-5
+
+
+def operations() -> None:
+    for operation in OPERATIONS:
+
+        @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @given(case=cases(operation, most_out=40, most_width=130))
+        def right(case: Case) -> None:
+            dtype = (torch.float32, torch.float16)[case.seed % 2]
+            assert error(case, "cpu", dtype, overlap=False) < {torch.float32: 1e-5, torch.float16: 3e-3}[dtype], case
+
+        right()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    layers()
+    adapters()
+    operations()

@@ -1,0 +1,94 @@
+"""The fused operations: what was chosen, and that each gives what the reference gives."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from engine.tiny import CONFIG, tiny_engine
+from ops.interpreter import check_interpreted
+from ops.layers import check_cache, distance, make_adapters, make_case, run
+
+from stepgraph.ops.operations import get_operations
+from stepgraph.ops.reference_set import ReferenceOperations
+
+BATCHES = {"one": [80], "few": [1, 0, 16, 17, 80, 31, 0], "many": [1 + 4 * row for row in range(18)]}
+HALF = torch.bfloat16
+FAMILIES = [  # heads, bias, norms of heads, hidden and intermediate, dtype; multiples of 64 are for the CUDA kernel
+    ((6, 2, 16), False, False, (96, 80), torch.float32),
+    ((6, 2, 16), False, False, (96, 80), HALF),
+    ((8, 2, 64), True, False, (128, 192), HALF),
+    ((8, 2, 64), True, False, (128, 192), torch.float16),
+    ((4, 4, 128), False, True, (128, 192), HALF),
+    ((4, 4, 128), False, True, (96, 80), torch.float16),
+    ((2, 1, 80), True, True, (192, 128), HALF),
+    ((8, 2, 128), False, False, (256, 512), HALF),
+    ((8, 2, 128), True, False, (256, 512), torch.float32),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def test_the_triton_kernels_agree_with_the_reference_under_the_interpreter() -> None:
+    check_interpreted("fused/interpreted.py")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation is compiled by g++")
+def test_layers_by_the_cuda_kernels_emulated() -> None:
+    check_interpreted("fused/interpreted_cuda.py")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("heads", "bias", "head_norms", "sizes", "dtype"), FAMILIES)
+def test_a_layer_is_as_near_to_float32_as_the_reference(device, batch, heads, bias, head_norms, sizes, dtype) -> None:
+    case = make_case(BATCHES[batch], heads=heads, bias=bias, head_norms=head_norms, sizes=sizes)
+    truth, truth_cache = run(ReferenceOperations(case.shape), case)
+    moved = case.to(device, dtype)
+    reference, reference_cache = run(get_operations("reference", device, moved.shape), moved)
+    got, cache = run(get_operations("fused", device, moved.shape), moved)
+    check_cache(cache, moved.kv_cache, moved)
+    # The sets round at different places, so neither is the other's truth.
+    assert distance(got, truth) <= 2 * distance(reference, truth) + 1e-5
+    assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache) + 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_with_adapters_it_is_as_near_to_float32_as_the_reference(device, dtype) -> None:
+    case = make_case(BATCHES["few"], heads=(8, 2, 64))
+    truth, truth_cache = run(ReferenceOperations(case.shape), case, make_adapters(case))
+    moved = case.to(device, dtype)
+    adapters = make_adapters(moved)
+    reference, reference_cache = run(get_operations("reference", device, moved.shape), moved, adapters)
+    got, cache = run(get_operations("fused", device, moved.shape), moved, adapters)
+    assert distance(got, truth) <= 2 * distance(reference, truth) + 1e-5
+    assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache) + 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "regions"), [(1, "FIVE"), (4, "FIVE"), (32, "NINE")])
+def test_the_choice_is_seen_in_a_graphs_regions(device, size: int, regions: str) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    from stepgraph.ops import fused
+
+    core = tiny_engine(device, max_num_seqs=size, operations="fused")
+    nodes = core.runner.graph_nodes(size)
+    wanted = getattr(fused, regions)
+    for layer in range(CONFIG.num_layers):
+        mine = [node.region for node in nodes if node.region.startswith(f"layers.{layer}/")]
+        assert list(dict.fromkeys(mine)) == [f"layers.{layer}/{name}" for name in wanted]
+        if regions == "FIVE":
+            assert set(Counter(mine).values()) == {1}, mine
+
+
+@pytest.mark.gpu
+def test_description_names_each_projection(device) -> None:
+    operations: Any = tiny_engine(device, max_num_seqs=1, operations="fused").model.operations
+    case = make_case([1]).to(device, torch.bfloat16)
+    told = operations.describe(case.layers[0], case.embedding, 1)
+    assert set(told) == {"qkv", "attention_out", "gate_up", "down", "lm_head"}
+    assert all(text.startswith("Tile(") for text in told.values())
+    assert all(text.startswith("library") for text in operations.describe(case.layers[0], case.embedding, 200).values())
