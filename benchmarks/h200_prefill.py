@@ -49,7 +49,7 @@ class OneRequest:
         )
         self.core.kv_cache.normal_(generator=torch.Generator(device).manual_seed(1))
         self.buffers = self.core.buffers
-        step, buffers = self.core.runner._step, self.buffers
+        step, buffers = self.core.runner._run.step, self.buffers
         self.runners = {
             "full": self.core.runner,
             "breakable": GraphRunner(step, buffers, GraphConfig.preset("PIECEWISE", **ladders)),

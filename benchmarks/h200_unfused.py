@@ -60,7 +60,7 @@ class OneRow:
         self.context = CONTEXT
         self.core.capture()
         self.buffers, self.graph = self.core.buffers, self.core.runner
-        self.eager = GraphRunner(self.graph._step, self.buffers, GraphConfig.preset("NONE"))
+        self.eager = GraphRunner(self.graph._run.step, self.buffers, GraphConfig.preset("NONE"))
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(2)) + 1
         state = {"tokens": [1], "positions": [CONTEXT - 1], "seq_lens": [CONTEXT], "block_tables": order[None].int()}
         self.buffers.patch([0], **state)
@@ -108,7 +108,7 @@ def capture_cost(row: OneRow) -> dict[str, dict[str, float]]:
     stream, kept = torch.cuda.Stream(), []
 
     def step() -> None:
-        row.graph._step(**views)
+        row.graph._run.step(**views)
 
     def named() -> None:
         kept.append(platform.record(step, platform.new_pool()))

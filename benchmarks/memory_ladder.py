@@ -33,7 +33,7 @@ def variants(core: EngineCore, turns: int = 5) -> dict[str, Any]:
 
     def seconds(warmups: int = 1, ascending: bool = False, before_each: Callable[[], Any] | None = None) -> float:
         config = replace(core.runner.config, warmups=warmups)
-        runner = GraphRunner(core.runner._step, core.buffers, config)
+        runner = GraphRunner(core.runner._run.step, core.buffers, config)
         session = CaptureSession(config, core.buffers, runner.pool, runner._run)
         if ascending:
             session._keys = dict(reversed(session._keys.items()))
@@ -125,7 +125,7 @@ def update(runner: GraphRunner) -> dict[str, Any]:
 
 def failure(process: Process, core: EngineCore, at: int) -> dict[str, Any]:
     """Recording number `at` runs out of memory, 64 MiB into it. MiB: against a ladder without that size, and before."""
-    step, config = core.runner._step, core.runner.config
+    step, config = core.runner._run.step, core.runner.config
     sizes = sorted(config.decode.ladder.sizes)
     lost = sizes[-at]
     shorter = Ladder.explicit([size for size in sizes if size != lost])

@@ -69,7 +69,7 @@ class Ways:
         empty cache; one of a single token stands at CONTEXT."""
         self.runners = {
             f"{self.name}, {graphs}{'' if compiler == 'off' else ', compiled'}": GraphRunner(
-                self.core.runner._step, self.buffers, config_of(case, backend, compiler)
+                self.core.runner._run.step, self.buffers, config_of(case, backend, compiler)
             )
             for compiler in self.compilers
             for graphs, backend in GRAPHS.items()

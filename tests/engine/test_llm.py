@@ -167,7 +167,7 @@ def test_a_request_that_can_never_fit_the_cache_is_refused(checkpoint: Path) -> 
     [
         ({"max_num_seqs": 0}, "at least one request"),
         ({"max_num_seqs": 5, "ladder": Ladder.explicit([1, 4])}, "no room for a batch of 5"),
-        ({"graphs": "sometimes"}, "'sometimes' is not one of full, breakable, disabled, NONE"),
+        ({"graphs": "sometimes"}, "'sometimes' is not one of full, breakable, piecewise, disabled, NONE"),
         ({"max_model_len": 129}, "this model allows 2 to 128"),
         ({"attention": "magic"}, "unknown backend 'magic'"),
         ({"kv_blocks": 1}, "at least 2 are needed"),

@@ -79,16 +79,16 @@ def test_requests_go_on_over_a_gap(device: torch.device) -> None:
 
 def test_the_same_guards_hold() -> None:
     runner = lazy_runner(torch.device("cpu"))
-    inner = runner._step
+    inner = runner._run.step
 
     def step(**views):
         runner.capture_pending()
         return inner(**views)
 
-    runner._step = step
+    runner._run.step = step
     with pytest.raises(CaptureError, match="while a step runs"):
         decode(runner, 1)
-    runner._step = inner
+    runner._run.step = inner
     weights = {"table": torch.ones(1)}
     runner.watch(weights)
     weights["table"] = torch.ones(1)

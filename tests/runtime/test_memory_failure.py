@@ -236,14 +236,14 @@ class TestRemedy:
 def test_a_refused_recapture_keeps_the_graphs() -> None:
     inner, outer = (runner_of(torch.device("cpu")) for _ in range(2))
     inner.capture()
-    plain = outer._step
+    plain = outer._run.step
 
     def step(x: torch.Tensor) -> torch.Tensor:
         with pytest.raises(CaptureError, match="while a step runs"):
             inner.recapture()
         return plain(x)
 
-    outer._step = step
+    outer._run.step = step
     outer(x=[5])
     assert len(inner.capture_report.graphs) == 5 and inner(x=[5]).mode is Mode.FULL
 
@@ -258,7 +258,7 @@ def test_a_refused_recapture_keeps_the_graphs() -> None:
 )
 def test_an_aborted_capture_keeps_nothing(sizes: tuple[int, ...], calls: int, error: BaseException) -> None:
     runner, count, pools = runner_of(torch.device("cpu"), sizes), 0, []
-    plain, record = runner._step, runner.pool.platform.record
+    plain, record = runner._run.step, runner.pool.platform.record
 
     def step(x: torch.Tensor) -> torch.Tensor:
         nonlocal count
@@ -271,7 +271,7 @@ def test_an_aborted_capture_keeps_nothing(sizes: tuple[int, ...], calls: int, er
         pools.append(pool)
         return record(step, pool)
 
-    runner._step, runner.pool.platform.record = step, recording
+    runner._run.step, runner.pool.platform.record = step, recording
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             runner.capture()

@@ -76,7 +76,7 @@ def test_the_walk(device) -> None:
     """Thirteen decodes take the full graph of sixteen; one query of two tokens takes the key of its token count."""
     slots = [Slot(s.name, s.dtype, s.per, s.pad, owner=s.owner, mixed_only=s.mixed_only) for s in SLOTS]
     buffers = StaticBuffers(max_requests=16, max_tokens=32, slots=slots, device=device)
-    sums = sums_runner(config("NONE"), device)._step
+    sums = sums_runner(config("NONE"), device)._run.step
     ladders = {"ladder": Ladder.explicit([8, 16]), "prefill_ladder": Ladder.explicit([16, 32])}
     runner = GraphRunner(sums, buffers, GraphConfig.preset("FULL_AND_PIECEWISE", **ladders))
     runner.capture()

@@ -102,7 +102,7 @@ class DecodeRows:
 
     def another(self, graphs: GraphConfig) -> GraphRunner:
         """A second runner of the same step on the same buffers, such as an eager one. Its graphs share the pool."""
-        return GraphRunner(self.runner._step, self.buffers, graphs, pool=self.runner.pool)
+        return GraphRunner(self.runner._run.step, self.buffers, graphs, pool=self.runner.pool)
 
     def stage(self, rows: int, params: SamplingParams = GREEDY) -> None:
         """Let the first `rows` rows decode from now on, and none behind them."""
@@ -124,7 +124,7 @@ class DecodeRows:
 
     def bare(self) -> object:
         """The step function itself on the rows that are staged, as a recording of it calls it."""
-        return self.runner._step(**self.buffers.views(BatchDescriptor.decode(self._live)))
+        return self.runner._run.step(**self.buffers.views(BatchDescriptor.decode(self._live)))
 
     def step(self, runner: GraphRunner | None = None) -> None:
         """One step of the rows that are staged; by default through the core's own graphs."""

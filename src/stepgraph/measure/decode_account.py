@@ -62,7 +62,7 @@ def account_decode(
     found = account(
         [Way("eager", lambda: decode.step(eager), decode.rewind), Way("graph", decode.step, decode.rewind)], count
     )
-    stamped = Stamped(decode.runner._step, model.device)
+    stamped = Stamped(decode.runner._run.step, model.device)
     runner = GraphRunner(stamped, decode.buffers, decode.runner.config, pool=decode.runner.pool)
     runner.capture()
     decode.stage(rows)  # a capture resets the buffers

@@ -10,7 +10,7 @@ from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchStep:
     """Calls the step with the views of a batch or key. Knows no runner: a runner that nobody holds any more goes at
     once, and its graphs' memory with it, without waiting for the garbage collector.

@@ -82,7 +82,6 @@ class GraphRunner(Captured):
         self.config = config
         self.state: Mapping[str, torch.Tensor] = {} if state is None else state
         self.stats = Stats()
-        self._step = step
         self._request_slots = config.prefill.max_requests
         self._run = BatchStep(step, buffers, self._request_slots, with_loras=config.lora_cases != (0,))
         self._graphs = Graphs(config, buffers, CaptureReport(), {})
