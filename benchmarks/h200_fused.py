@@ -2,10 +2,10 @@
 
 python benchmarks/h200_fused.py [tune] [chain] [operations] [rows]
 
-tune: the tiles of both shapes, written into the package as `stepgraph tune` does. chain: the whole dependent step at
-    batch 1: all layers with norms, rotary embedding, attention, LM head and sampling; both shapes, a long context, and
-    where the time goes. operations: every projection with what surrounds it, by itself, at 1 to 16 rows. rows: the
-    step at 1 to 256 rows. Each writes a file. Without arguments all, in some six minutes.
+tune: the tiles of both shapes, written into the package as `stepgraph tune tiles` does. chain: the whole dependent
+    step at batch 1: all layers with norms, rotary embedding, attention, LM head and sampling; both shapes, a long
+    context, and where the time goes. operations: every projection with what surrounds it, by itself, at 1 to 16 rows.
+    rows: the step at 1 to 256 rows. Each writes a file. Without arguments all, in some six minutes.
 
 Where compute-sanitizer is installed: compute-sanitizer --tool memcheck python -m pytest -m gpu tests/ops/fused
 """

@@ -27,7 +27,15 @@ def test_the_tests_that_hold_the_rules_exist() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/design.md", "docs/tape.md", "docs/memory.md", "docs/open-ends.md", "docs/results.md"],
+    [
+        "README.md",
+        "docs/design.md",
+        "docs/tape.md",
+        "docs/memory.md",
+        "docs/open-ends.md",
+        "docs/results.md",
+        "docs/tensor_parallel.md",
+    ],
 )
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")

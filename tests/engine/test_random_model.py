@@ -10,7 +10,7 @@ from stepgraph.engine.tensors import expected_tensors
 from stepgraph.ops.attention import AttentionShape, get_backend
 from stepgraph.runtime import ConfigError
 
-PARAMETERS = {"llama-3-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400}
+PARAMETERS = {"llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "llama-3.2-1b": 1_235_814_400}
 
 
 @pytest.mark.parametrize("name", SHAPES)

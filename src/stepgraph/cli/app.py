@@ -34,7 +34,7 @@ from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 from stepgraph.cli.sweep import sweep_command
 from stepgraph.cli.trace import trace_command
-from stepgraph.cli.tune import tune_command
+from stepgraph.cli.tune import tune_app
 from stepgraph.cli.verify import verify_command
 
 app = typer.Typer(
@@ -117,6 +117,12 @@ def run_command(
             help="Decode steps that the device runs by itself, at most: a number; auto: many, 1 for a stream."
         ),
     ] = "1",
+    tp: Annotated[
+        int | None, typer.Option(help="Ranks, one a GPU, that compute the model together; started here.")
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="A folder with tables of `tune allreduce`, for several ranks.")
+    ] = None,
     chat: Annotated[bool, typer.Option(help="Put prompts into the model's chat template.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -124,37 +130,40 @@ def run_command(
     with one_line_errors():
         from stepgraph.cli.run import RunOptions, run
 
-        run(
-            RunOptions(
-                prompts=tuple(prompts or ()),
-                file=file,
-                model=model,
-                graphs=graphs.value,
-                compile=compile.value,
-                ladder=ladder,
-                device=None if device is None else device.value,
-                attention=attention,
-                operations=operations,
-                dtype=dtype.value,
-                adapter=adapter,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                presence_penalty=presence_penalty,
-                frequency_penalty=frequency_penalty,
-                seed=seed,
-                max_num_seqs=max_num_seqs,
-                memory_fraction=memory_fraction,
-                kv_bytes=kv_bytes,
-                lazy=lazy,
-                steps_per_launch=steps_per_launch,
-                chat=chat,
-                as_json=as_json,
-            )
+        options = RunOptions(
+            prompts=tuple(prompts or ()),
+            file=file,
+            model=model,
+            graphs=graphs.value,
+            compile=compile.value,
+            ladder=ladder,
+            device=None if device is None else device.value,
+            attention=attention,
+            operations=operations,
+            dtype=dtype.value,
+            adapter=adapter,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            max_num_seqs=max_num_seqs,
+            memory_fraction=memory_fraction,
+            kv_bytes=kv_bytes,
+            lazy=lazy,
+            steps_per_launch=steps_per_launch,
+            tp=tp,
+            tables=tables,
+            chat=chat,
+            as_json=as_json,
         )
+        code = run(options)
+    if code:
+        raise typer.Exit(code)
 
 
 @app.command("env")
@@ -186,6 +195,7 @@ def explain_command(
 app.command("verify")(verify_command)
 app.command("memory")(memory_command)
 app.add_typer(plan_app, name="plan")
+app.add_typer(tune_app, name="tune")
 app.command("launch")(launch_command)
 app.command("census")(census_command)
 app.command("account")(account_command)
@@ -194,7 +204,6 @@ app.command("padding")(padding_command)
 app.command("sweep")(sweep_command)
 app.command("report")(report_command)
 app.command("trace")(trace_command)
-app.command("tune")(tune_command)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepgraph.engine import LLM, TextDelta
+    from stepgraph.comm.group import Group
+    from stepgraph.engine import LLM
     from stepgraph.engine.graphs import Graphs
     from stepgraph.engine.loops import StepsPerLaunch
+    from stepgraph.engine.parallel import TensorParallel
 
 MOST_SEQS = 256
 """Requests decoded at once where the user names no number and gives more prompts."""
@@ -61,32 +63,69 @@ class RunOptions:
     memory_fraction: float | None = None
     kv_bytes: int | None = None
     lazy: bool = False
+    tp: int | None = None
+    tables: Path | None = None
     steps_per_launch: str = "1"
     chat: bool = True
     as_json: bool = False
+
+    @property
+    def candidates(self) -> int:
+        """Tokens that each of several ranks offers: as many as the filters asked for need."""
+        from stepgraph.engine.parallel.tensor_parallel import CANDIDATES
+
+        asked = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+        return max(CANDIDATES, self.top_k) if asked else 0
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams among them."""
         return {name: getattr(self, name) for name in _SAMPLING}
 
 
-def run(options: RunOptions) -> None:
-    """Decode and print. Raises StepgraphError where an option, a prompt or the model cannot work."""
+def run(options: RunOptions) -> int:
+    """Decode and print; with several ranks rank 0 prints. Returns the exit code: of a rank that failed, or 0.
+
+    Raises:
+        StepgraphError: an option, a prompt or the model cannot work.
+    """
+    from stepgraph.cli.ranks import joined, launch, must_launch
+
+    if options.tp is not None and must_launch(options.tp):
+        return launch(options.tp)
+    with joined(options.tp, options.device) as group:
+        _run(options, None if group is None else _parallel(group, options))
+    return 0
+
+
+def _parallel(group: Group, options: RunOptions) -> TensorParallel:
+    from stepgraph.comm.communicator import make_all_reduce
+    from stepgraph.engine.parallel import TensorParallel
+
+    return TensorParallel(group, make_all_reduce(group, tables=options.tables), candidates=options.candidates)
+
+
+def _run(options: RunOptions, parallel: TensorParallel | None) -> None:
+    from stepgraph.cli.answers import Answers
     from stepgraph.cli.console import print_memory, print_run
     from stepgraph.cli.run_report import make_report
     from stepgraph.engine import SamplingParams
 
-    prompts = gather_prompts(options)
+    speaks = parallel is None or parallel.group.rank == 0
+    prompts = gather_prompts(options) if speaks else []
+    if parallel is not None:
+        prompts = parallel.share(prompts)
     params = SamplingParams(**options.sampling())
-    llm = start(options, len(prompts))
-    if not options.as_json:
+    llm = start(options, len(prompts), parallel)
+    if speaks and not options.as_json:
         print_memory(llm.memory.as_dict(), llm.core.kv_memory.num_blocks)
-    printer = _Printer(prompts, quiet=options.as_json)
+    printer = Answers(prompts, quiet=options.as_json or not speaks)
     requests = [_in_chat(llm, prompt) for prompt in prompts] if options.chat else prompts
     started = time.perf_counter()
     outputs = llm.generate(requests, params, adapter=_adapter_name(options), stream=printer)
     stopped = time.perf_counter()
     printer.end()
+    if not speaks:
+        return
     report = make_report(options, llm, prompts, outputs, started, printer.first_at or stopped, stopped)
     if options.as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -122,7 +161,7 @@ def gather_prompts(options: RunOptions) -> list[str]:
     return prompts
 
 
-def start(options: RunOptions, num_prompts: int) -> LLM:
+def start(options: RunOptions, num_prompts: int, parallel: TensorParallel | None = None) -> LLM:
     """Load the model with its adapter and capture its graphs, for as many requests at once as there are prompts."""
     from stepgraph.cli.adapter import load_into, room_for
     from stepgraph.cli.console import ProgressBar
@@ -132,10 +171,11 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
 
     lora = room_for(options.adapter)
     rows = min(num_prompts, MOST_SEQS) if options.max_num_seqs is None else options.max_num_seqs
-    with ProgressBar(quiet=options.as_json) as progress:
+    quiet = options.as_json or (parallel is not None and parallel.group.rank > 0)
+    with ProgressBar(quiet=quiet) as progress:
         llm = LLM(
             options.model if options.model is not None else demo_model_path(),
-            device=options.device,
+            device=options.device if parallel is None else str(parallel.group.device),
             dtype=options.dtype,
             graphs=options.graphs,
             compile=options.compile,
@@ -148,39 +188,11 @@ def start(options: RunOptions, num_prompts: int) -> LLM:
             attention=options.attention,
             operations=options.operations,
             lora=lora,
+            parallel=parallel,
             progress=progress,
         )
     load_into(llm, options.adapter)
     return llm
-
-
-class _Printer:
-    """Prints text as it arrives: one prompt's answer piece by piece, several prompts' answers as each is finished."""
-
-    def __init__(self, prompts: list[str], *, quiet: bool) -> None:
-        self.first_at: float | None = None
-        self._prompts, self._quiet = prompts, quiet
-        self._texts = [""] * len(prompts)
-
-    def __call__(self, delta: TextDelta) -> None:
-        from stepgraph.cli.console import print_answer, write
-
-        if self.first_at is None:
-            self.first_at = time.perf_counter()
-        if self._quiet:
-            return
-        if len(self._prompts) == 1:
-            write(delta.text)
-            return
-        self._texts[delta.index] += delta.text
-        if delta.finish_reason is not None:
-            print_answer(delta.index + 1, len(self._prompts), self._prompts[delta.index], self._texts[delta.index])
-
-    def end(self) -> None:
-        from stepgraph.cli.console import write
-
-        if not self._quiet and len(self._prompts) == 1:
-            write("\n\n")
 
 
 def _steps_per_launch(options: RunOptions, num_prompts: int) -> StepsPerLaunch:

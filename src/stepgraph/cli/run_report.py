@@ -31,6 +31,7 @@ def make_report(
     mixed steps. coverage, coverage_mixed: what batches of 1, 2, 3, ... requests, or tokens, are padded to; null: eager.
     compile: what compiling has taken in all, null where nothing is compiled; compiled_while_serving: of that.
     loops: launches that ran several steps, those steps, and why others were launched one by one, by reason.
+    parallel: of several ranks, how many, and by captured size what each graph has frozen of its collectives; else null.
     breaks: of breakable graphs, how often each was called at replays, and the host's µs a call; null: never called.
     started, first_at, stopped: seconds on one clock: before the first prompt, at the first text, after the last.
     tokens_per_second: `overall` is all generated tokens over the whole time; `decode` leaves out each request's
@@ -46,6 +47,7 @@ def make_report(
         "attention": llm.core.attention.name,
         "operations": llm.core.model.operations.name,
         "adapter": None if options.adapter is None else str(options.adapter),
+        "parallel": _parallel(llm),
         "graphs": options.graphs,
         "compile": None if compiled is None else asdict(compiled),
         "ladder": options.ladder,
@@ -74,6 +76,11 @@ def make_report(
         },
         "versions": {"stepgraph": __version__, "torch": torch.__version__},
     }
+
+
+def _parallel(llm: LLM) -> dict[str, Any] | None:
+    parallel = llm.core.parallel
+    return None if parallel is None else {"ranks": parallel.group.world, "collectives": parallel.frozen()}
 
 
 def padded(coverage: list[Decision]) -> list[int | None]:

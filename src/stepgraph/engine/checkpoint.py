@@ -12,7 +12,7 @@ from stepgraph.engine.fields import one_line
 from stepgraph.engine.gguf_loader import gguf_dtype, load_gguf
 from stepgraph.engine.hub import local_path
 from stepgraph.engine.safetensors_loader import load_directory
-from stepgraph.engine.source import Source
+from stepgraph.engine.source import Cut, Source
 from stepgraph.engine.tokenizer import Tokenizer
 from stepgraph.engine.weights_cache import cache_file, default_cache_dir, read_cache, write_cache
 
@@ -44,6 +44,7 @@ def load_checkpoint(
     cache_dir: str | Path | None = None,
     check: Check | None = None,
     progress: Progress | None = None,
+    cut_for: Callable[[ModelConfig], Cut] | None = None,
 ) -> Checkpoint:
     """Loads a model: a Hugging Face directory (safetensors), a GGUF file, or the hub's id of one ("org/name").
 
@@ -51,7 +52,7 @@ def load_checkpoint(
     they are stored, bfloat16 where they are quantised. cache_dir: where a GGUF file's dequantised weights are kept for
     the next start; None is the platform's cache directory. check: called with the configuration and the weights' dtype
     before the first tensor is placed on the device; may raise what it likes. progress: called as (done, total, tensor
-    name) after each tensor.
+    name) after each tensor. cut_for: by the configuration, which part of each tensor is wanted; by default all of it.
     Raises ModelError, in one line that names the file, when something is missing, damaged or not supported.
     """
     if dtype is not None and dtype not in _DTYPES:
@@ -59,16 +60,17 @@ def load_checkpoint(
     path = local_path(model)
     from_cache = False
     if path.is_dir():
-        source = load_directory(path)
+        source, cut = load_directory(path, cut_for), None
     else:
         _refuse_other_files(path)
         cache = Path(cache_dir or default_cache_dir())
         source, from_cache = _gguf_through_cache(path, dtype or gguf_dtype(path), cache)
+        cut = None if cut_for is None else cut_for(source.config)
     if check is not None:
         check(source.config, dtype or source.dtype)
     weights = {}
     for done, (name, tensor) in enumerate(source.tensors, 1):
-        weights[name] = _place(name, tensor, dtype or source.dtype, device)
+        weights[name] = _place(name, tensor if cut is None else cut(name, tensor), dtype or source.dtype, device)
         if progress is not None:
             progress(done, source.num_tensors, name)
     return Checkpoint(source.config, weights, source.tokenizer, from_cache)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from stepgraph.engine.kv_memory import KVMemory, resize
 from stepgraph.engine.loops import Loops
 from stepgraph.engine.lora import LoraSlots
 from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.engine.scheduler import Scheduler, most_tokens, num_mailboxes
 from stepgraph.engine.staging import Staging
@@ -52,6 +54,7 @@ class EngineCore(Stepping):
     lora: the adapters that requests may have; `graphs.lora_cases` says for how many at a time steps are captured.
     steps_per_launch: the most that `step_many` has the device run by itself.
     strict: refuse a configuration that would be downgraded.
+    parallel: this rank's part, where several compute the model; the model and the sampler are then the rank's.
 
     Raises:
         ConfigError: graphs that the attention backend or the engine cannot run, or a cache that does not fit.
@@ -73,6 +76,7 @@ class EngineCore(Stepping):
         lora: LoraSlots | None = None,
         steps_per_launch: int = 1,
         strict: bool = False,
+        parallel: TensorParallel | None = None,
     ) -> None:
         if lora is not None:
             lora.config.require_cases(graphs.lora_cases)
@@ -81,7 +85,12 @@ class EngineCore(Stepping):
                 f"graphs: the engine decodes one token a step without adapters; query lengths "
                 f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
-        choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF)
+        compiled, sums = graphs.compile is not Compile.OFF, parallel is not None
+        choose_operations(model.operations.name, model.device, compiled=compiled, sums=sums)
+        if parallel is not None:
+            parallel.require_plain(adapters=lora is not None, steps_per_launch=steps_per_launch)
+            graphs = parallel.graphs(graphs)
+        self.parallel = parallel
         self.model, self.attention = model, attention
         self.penalties, self.lora = penalties, lora
         self.max_model_len, self.steps_per_launch = max_model_len, steps_per_launch
@@ -105,10 +114,13 @@ class EngineCore(Stepping):
         )
         platform = self.buffers.platform
         self._loops = Loops(platform, steps_per_launch, attention)
-        self._flights = Flights(platform, self.scheduler, num_mailboxes(max_num_seqs), steps_per_launch)
+        check = None if parallel is None else parallel.check
+        self._flights = Flights(platform, self.scheduler, num_mailboxes(max_num_seqs), steps_per_launch, check)
         self._staging = Staging(self.buffers, self._max_blocks, penalties=penalties, lora=lora)
         told, halt = self._flights.told, self._loops.terms.halt
-        step = DecoderStep(model, attention, self.kv_memory.cache, sampler, told, halt, lora)
+        step: Callable[..., Any] = DecoderStep(model, attention, self.kv_memory.cache, sampler, told, halt, lora)
+        if parallel is not None:
+            step = parallel.guarded(step)
         self._most_verified = blocks_for(tokens) + _VERIFIED_BLOCKS * rows
         self.runner = GraphRunner(step, self.buffers, self.resolution.config, state=self._verified())
         self.runner.watch(vars(model), "model")
@@ -142,9 +154,18 @@ class EngineCore(Stepping):
     @torch.inference_mode()
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         self.kv_bytes_at_capture = self.kv_memory.nbytes
-        report = self.runner.capture(progress)
+        if self.parallel is not None:
+            self.parallel.group.before_close(self.release)
+        with nullcontext() if self.parallel is None else self.parallel.capturing(self.runner):
+            report = self.runner.capture(progress)
         self._loops.prepare(self.runner)
         return report
+
+    def release(self) -> None:
+        """Give the graphs back, for good. Of several ranks on all alike; at the latest before their group ends."""
+        if self.parallel is not None:
+            self.parallel.all_reduce.close()
+        self.runner.release()
 
     @torch.inference_mode()
     def capture_pending(self, seconds: float | None = None) -> CaptureReport:

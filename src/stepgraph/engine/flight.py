@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,13 +55,21 @@ class Flights:
     """At most two steps on their way, in order, and the memory that they tell their tokens in.
 
     told: for the step; see `ops.advance`. mailboxes: places in which tokens are told. most: steps of a loop.
+    check: called once a step is over and before its tokens are taken; raises where they must not be.
     """
 
-    def __init__(self, platform: Platform, scheduler: Scheduler, mailboxes: int, most: int = 1) -> None:
+    def __init__(
+        self,
+        platform: Platform,
+        scheduler: Scheduler,
+        mailboxes: int,
+        most: int = 1,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         self._lines = max(_LINES, most)
         self.told, host = platform.shared((mailboxes, self._lines), torch.int64)
         self._told = host.numpy().reshape(-1)
-        self._scheduler = scheduler
+        self._scheduler, self._check = scheduler, check
         self._flights: deque[Flight] = deque()
         self._last: Flight | None = None  # launched, read or not
         self._marks = deque(platform.mark() for _ in range(_MOST))
@@ -92,6 +100,8 @@ class Flights:
         """The tokens of the oldest step, which the host waits for. They are put to the requests' outputs."""
         takers, step, changes, mark = self._flights[0]
         mark.wait()
+        if self._check is not None:
+            self._check()
         tokens = self._told.take(takers.places[step % self._lines]).tolist()
         self._flights.popleft()
         return self._take(takers, changes, tokens)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from stepgraph.comm.errors import CommError
 from stepgraph.engine.budget import MemoryTable
 from stepgraph.engine.checkpoint import load_checkpoint
 from stepgraph.engine.config import ModelConfig, model_len
@@ -25,6 +26,7 @@ from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_case
 from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_adapter
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
+from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import most_tokens
@@ -90,6 +92,8 @@ class LLM:
         the others nothing. More than one means fewer launches, and tokens that come in bursts. `auto` is many, but 1
         while a request streams; requests with stop strings always make it 1. Where the device or the graphs cannot,
         it is 1 too, and `stats` says why.
+    parallel: this rank's part in an engine of several processes, each of which makes an LLM with the same arguments
+        and calls the same methods; prompts and parameters are rank 0's. See docs/tensor_parallel.md.
     sampler: `fused`, or `chain`, which takes its steps one by one in seven launches, for comparison.
     progress: called with (done, total, what) while loading and capturing.
 
@@ -120,6 +124,7 @@ class LLM:
         steps_per_launch: StepsPerLaunch = 1,
         strict: bool = False,
         lazy: bool = False,
+        parallel: TensorParallel | None = None,
         progress: Progress | None = None,
     ) -> None:
         most = most_steps(steps_per_launch)
@@ -135,8 +140,13 @@ class LLM:
         )
         config = with_cases(config, lora)
         compiled = config.compile is not Compile.OFF
-        operations = choose_operations(operations, target, compiled=compiled)  # before the weights, which take a while
+        # Before the weights, which take a while.
+        operations = choose_operations(operations, target, compiled=compiled, sums=parallel is not None)
         choose_token = get_sampler(sampler)
+        if parallel is not None:
+            parallel.require_plain(adapters=lora is not None, steps_per_launch=most)
+            if sampler != "fused":
+                raise ConfigError(f"sampler: {sampler!r} is of one rank; several choose among candidates, leave it out")
         started = time.perf_counter()
         rows = largest_batch(config, max_num_seqs)
         plan = kv_plan(
@@ -152,27 +162,42 @@ class LLM:
         )
 
         def check(model_config: ModelConfig, weights_dtype: torch.dtype) -> None:
-            plan.require_fit(model_config, weights_dtype, model_len(model_config, max_model_len))
+            local = model_config if parallel is None else parallel.shard(model_config).local
+            plan.require_fit(local, weights_dtype, model_len(model_config, max_model_len))
 
-        checkpoint = load_checkpoint(model, dtype=_dtype(dtype, target), device=target, check=check, progress=progress)
+        checkpoint = load_checkpoint(
+            model,
+            dtype=_dtype(dtype, target),
+            device=target,
+            check=check,
+            progress=progress,
+            cut_for=None if parallel is None else lambda config: parallel.shard(config).cut,
+        )
         self.config, self.tokenizer = checkpoint.config, checkpoint.tokenizer
         max_len = model_len(self.config, max_model_len)
-        decoder = DecoderModel(self.config, checkpoint.weights, max_len, operations)
+        if parallel is None:
+            local = self.config
+            decoder = DecoderModel(local, checkpoint.weights, max_len, operations)
+        else:
+            shard, choose_token = parallel.shard(self.config), parallel.sampler(self.config)
+            local, reduce = shard.local, parallel.all_reduce
+            decoder = DecoderModel(local, checkpoint.weights, max_len, operations, reduce=reduce, vocab=shard.vocab)
         plan.took("weights")
         slots = None
         if lora is not None:
             slots = LoraSlots(self.config, lora, decoder.dtype, target)
             plan.took("adapters")
-        backend = get_backend(attention, target, attention_shape(self.config), max_rows=rows, max_len=max_len)
+        backend = get_backend(attention, target, attention_shape(local), max_rows=rows, max_len=max_len)
         plan.took("attention workspaces")
         self.load_seconds = time.perf_counter() - started
+        num_blocks = plan.num_blocks(local, decoder.dtype, max_len, config)
         self.core = EngineCore(
             decoder,
             backend,
             config,
             max_num_seqs=max_num_seqs,
             max_model_len=max_len,
-            num_blocks=plan.num_blocks(self.config, decoder.dtype, max_len, config),
+            num_blocks=num_blocks if parallel is None else parallel.least(num_blocks),
             memory=plan.virtual,
             chunk_tokens=chunk_tokens,
             sampler=choose_token,
@@ -180,11 +205,15 @@ class LLM:
             lora=slots,
             steps_per_launch=most,
             strict=strict,
+            parallel=parallel,
         )
         plan.took("step buffers")
         self.core.capture(progress)
         self.memory: MemoryTable = plan.settle(self.core)
         self._streams_bind = steps_per_launch == "auto"
+        if parallel is not None and self.core.kv_memory.resizable:
+            self.core.resize_kv(parallel.least(self.core.kv_memory.num_blocks))
+        self._parallel = parallel
         self._next_id = 0
         self._running: dict[int, TrackedRequest] = {}
 
@@ -348,12 +377,15 @@ class LLM:
         adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
         if len(adapters) != len(listed):
             raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
+        seeds = [secrets.randbits(63) if one.seed is None else one.seed for one in each]
+        if self._parallel is not None:
+            listed, each, adapters, seeds = self._parallel.share((listed, each, adapters, seeds))
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        given = enumerate(zip(listed, each, adapters, strict=True))
+        given = enumerate(zip(listed, each, adapters, seeds, strict=True))
         return [self._track(index, *one, streams=streams) for index, one in given]
 
     def _track(
-        self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, *, streams: bool
+        self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, seed: int, *, streams: bool
     ) -> TrackedRequest:
         self._require_adapter(adapter)
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
@@ -374,7 +406,8 @@ class LLM:
             raise RequestError(f"prompt {index} asks for a penalty, and penalties are off; use LLM(penalties=True)")
         max_tokens = min(params.max_tokens, max_len - len(ids))
         self._require_room(index, len(ids) + max_tokens)
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        if self._parallel is not None:
+            self._parallel.require(params)
         ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
         stops = frozenset(params.stop_token_ids) | frozenset(ends)
         one_by_one = bool(params.stop) or len(stops) > STOP_IDS or (streams and self._streams_bind)
@@ -424,6 +457,8 @@ class LLM:
             return
         try:
             self.core.step()
+        except CommError:  # of a step that was launched ahead: another rank is gone
+            raise
         except StepgraphError as error:  # of no request
             _log.warning("lazy graphs: none could be recorded: %s", error)
 

@@ -9,7 +9,7 @@ import torch
 from stepgraph.engine.config import ModelConfig
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
 from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters
-from stepgraph.ops.operations import Attend, DecoderShape, LayerWeights, get_operations
+from stepgraph.ops.operations import Attend, DecoderShape, LayerWeights, Reduce, get_operations
 from stepgraph.runtime.platforms import Platform, platform_for
 from stepgraph.runtime.regions import region
 
@@ -20,6 +20,8 @@ class DecoderModel:
     weights: Hugging Face names; emptied, so that no projection that is joined with others is held twice.
     max_positions: rotary tables cover positions below it.
     operations: the operation set that computes it; None: the preferred one on the weights' device.
+    reduce, vocab: of a rank among several: what sums over them, and the tokens of its part of the LM head. The
+        configuration and the weights are then the rank's own (see `parallel/shard.py`), but for the embedding.
 
     Raises:
         ConfigError: an operation set that does not run on the device.
@@ -31,11 +33,17 @@ class DecoderModel:
         weights: MutableMapping[str, torch.Tensor],
         max_positions: int,
         operations: str | None = None,
+        *,
+        reduce: Reduce | None = None,
+        vocab: range | None = None,
     ) -> None:
         self.config = config
         self.embedding = weights.pop("model.embed_tokens.weight")
         self.final_norm = weights.pop("model.norm.weight")
-        self.lm_head = self.embedding if config.tie_word_embeddings else weights.pop("lm_head.weight")
+        if not config.tie_word_embeddings:
+            self.lm_head = weights.pop("lm_head.weight")
+        else:
+            self.lm_head = self.embedding if vocab is None else self.embedding[vocab.start : vocab.stop]
         self.dtype, self.device = self.embedding.dtype, self.embedding.device
         self.layers = _layers(config, weights, platform_for(self.device))
         if config.rope_frequencies is None:
@@ -44,7 +52,7 @@ class DecoderModel:
             frequencies = torch.tensor(config.rope_frequencies)
         cos, sin = rotary_tables(frequencies, max_positions, self.dtype, self.device, config.rope_scale)
         shape = DecoderShape(
-            config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, cos=cos, sin=sin
+            config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, cos=cos, sin=sin, reduce=reduce
         )
         self.operations = get_operations(operations, self.device, shape)
 
@@ -72,7 +80,7 @@ class DecoderModel:
         return operations.final_norm(hidden, self.final_norm)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """normed: [rows, hidden], from `forward`. Returns [rows, vocab] in the model's dtype."""
+        """normed: [rows, hidden], from `forward`. Returns [rows, vocab], of a rank its part, in the model's dtype."""
         return self.operations.lm_head(normed, self.lm_head)
 
 

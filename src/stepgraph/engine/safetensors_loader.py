@@ -1,15 +1,16 @@
 """Reads a Hugging Face model directory: config.json, tokenizer.json and safetensors, in one file or several."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from stepgraph.engine.config import read_config
+from stepgraph.engine.config import ModelConfig, read_config
 from stepgraph.engine.errors import ModelError
 from stepgraph.engine.fields import one_line, read_json
-from stepgraph.engine.source import Source
+from stepgraph.engine.source import Cut, Source
 from stepgraph.engine.tensors import check_tensors
 from stepgraph.engine.tokenizer import tokenizer_from_directory
 
@@ -19,8 +20,8 @@ _FLOATS = {"F64": torch.float32, "F32": torch.float32, "F16": torch.float16, "BF
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def load_directory(directory: Path) -> Source:
-    """Opens a model directory.
+def load_directory(directory: Path, cut_for: Callable[[ModelConfig], Cut] | None = None) -> Source:
+    """Opens a model directory. cut_for: by the configuration, which part of each tensor is read; by default all of it.
 
     Every name and shape is checked before the first tensor is read. Tensors come in the files' dtypes, mapped from
     the files rather than copied. Raises ModelError, naming the file and the tensor.
@@ -47,7 +48,12 @@ def load_directory(directory: Path) -> Source:
             raise ModelError(f"{file}: {_HEAD} differs from {_EMBEDDING}, but config.json ties them")
     check_tensors(config, found, str(directory))
     dtype = _FLOATS[handles[_EMBEDDING].get_slice(_EMBEDDING).get_dtype()]
-    return Source(config, tokenizer, dtype, len(found), ((name, handles[name].get_tensor(name)) for name in found))
+    if cut_for is None:
+        tensors = ((name, handles[name].get_tensor(name)) for name in found)
+    else:
+        cut = cut_for(config)
+        tensors = ((name, cut(name, handles[name].get_slice(name))) for name in found)
+    return Source(config, tokenizer, dtype, len(found), tensors)
 
 
 def _tensor_files(directory: Path) -> dict[Path, list[str]]:

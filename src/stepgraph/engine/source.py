@@ -1,12 +1,16 @@
 """What opening a model gives, before any of its tensors is read."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.tokenizer import Tokenizer
+
+Cut = Callable[[str, Any], torch.Tensor]
+"""(name, a tensor or a slice of a file) -> the part of it that is wanted."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 
 from stepgraph.engine.flight import Flights, Produced
 from stepgraph.engine.loops import Loops
+from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.scheduler import Chunk, Scheduler
 from stepgraph.engine.staging import Staging
 from stepgraph.engine.steady import Grown, SteadyRows
@@ -24,6 +25,7 @@ class Stepping:
 
     attention: AttentionBackend
     buffers: StaticBuffers
+    parallel: TensorParallel | None
     runner: GraphRunner
     scheduler: Scheduler
     _flights: Flights
@@ -105,6 +107,9 @@ class Stepping:
         lengths = [*tokens.values(), *(chunk.stop for chunk in chunks)]
         try:
             inputs = self._staging.stage(rows, scheduler.take_dirty_rows(), grown, chunks)
+            if self.parallel is not None and inputs:
+                ids = [request.id for request in [*rows, *(chunk.request for chunk in chunks)]]
+                self.parallel.agree_on_step((ids, lengths, [chunk.start for chunk in chunks]))
             self._run(len(rows), lengths, chunks, inputs)
             for chunk in chunks:
                 completes, request = chunk.completes, chunk.request

@@ -14,6 +14,7 @@ from stepgraph.engine.errors import ModelError
 from stepgraph.engine.kv_blocks import blocks_for
 from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.random_model import SHAPES, random_model
 from stepgraph.engine.request import Request
@@ -61,7 +62,7 @@ class DecodeRows:
     """An engine core, and the same work at every step.
 
     rows: the most that may decode at once. context: tokens that each attends to, the one it writes included.
-    graphs: of decode. Nothing is captured until `core.capture()`.
+    graphs: of decode. Nothing is captured until `core.capture()`. parallel: of a rank, whose part the model is.
 
     Raises:
         ConfigError: graphs that the attention backend cannot run, or a size that cannot work.
@@ -76,6 +77,7 @@ class DecodeRows:
         context: int,
         attention: str | None = None,
         sampler: str = "fused",
+        parallel: TensorParallel | None = None,
     ) -> None:
         device, self.context = model.device, context
         if rows < 1 or context < 1:
@@ -89,7 +91,8 @@ class DecodeRows:
             max_model_len=context + 1,
             num_blocks=rows * a_row + 1,
             chunk_tokens=1,
-            sampler=get_sampler(sampler),
+            sampler=get_sampler(sampler) if parallel is None else parallel.sampler(model.config),
+            parallel=parallel,
         )
         self.core.kv_cache.normal_(generator=torch.Generator(device).manual_seed(1))
         self.runner, self.buffers = self.core.runner, self.core.buffers

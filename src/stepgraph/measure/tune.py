@@ -90,7 +90,7 @@ def tune(
         if tile is None or projections.works(operation, count, tile):
             with suppress(OutOfResources):  # a tile that this device has no room for
                 timings.append(_timing(projections, operation, count, tile))
-    choices = list(_choices(projections, timings, f"stepgraph tune, {torch.cuda.get_device_name()}"))
+    choices = list(_choices(projections, timings, f"stepgraph tune tiles, {torch.cuda.get_device_name()}"))
     return choices, _result(name, projections, timings, choices, len(plan))
 
 

@@ -5,6 +5,7 @@ Attention, the second of the five, has a folder of its own (`ops/attention`). Sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -86,10 +87,18 @@ def norm_qkv_rope_write(
 
 
 def linear_add(
-    x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, adapt: Adapt | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    adapt: Adapt | None = None,
+    reduce: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """x [rows, in] through weight [out, in], plus residual [rows, out]. adapt: of the projection."""
-    return _adapted(x, weight, None, adapt).add_(residual)
+    """x [rows, in] through weight [out, in], plus residual [rows, out]. adapt: of the projection.
+
+    reduce: where ranks have a part of `in` each; see `operations.Reduce`.
+    """
+    out = _adapted(x, weight, None, adapt)
+    return out.add_(residual) if reduce is None else reduce(out, residual)
 
 
 def norm_gate_up_swiglu(

@@ -15,6 +15,10 @@ from stepgraph.runtime.errors import ConfigError
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """(q [rows, heads, head_dim], one layer of the cache, out like q): writes the attention output into `out`."""
 
+Reduce = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""(x, residual): the sum of x over the ranks of a tensor-parallel group, plus residual. x is consumed: the result may
+lie in its memory or in a new tensor."""
+
 
 @dataclass(frozen=True)
 class LayerWeights:
@@ -40,7 +44,9 @@ class LayerWeights:
 class DecoderShape:
     """What all layers share.
 
+    num_heads, num_kv_heads: of this rank, where several compute a model.
     cos, sin: [positions, head_dim] in the model's dtype, from `rotary_tables`: the first half of `sin` is negated.
+    reduce: of such ranks: what sums the output and down projections, of which each rank has a part; None: one rank.
     """
 
     num_heads: int
@@ -49,6 +55,7 @@ class DecoderShape:
     norm_eps: float
     cos: torch.Tensor
     sin: torch.Tensor
+    reduce: Reduce | None = None
 
 
 @dataclass(frozen=True)
@@ -107,12 +114,16 @@ class OperationSet(Protocol):
 
 _DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
 _TRITON = ("unfused", "fused")  # the sets whose kernels are written in it
+_SUM_OVER_RANKS = ("unfused", "reference")
 
 
-def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False) -> str:
+def choose_operations(
+    name: str | None, device: torch.device | str, *, compiled: bool = False, sums: bool = False
+) -> str:
     """The set that runs on a device: `name`, or the preferred one for None.
 
     compiled: whether torch's compiler is to see what it does; it sees no kernels that are launched past torch.
+    sums: whether it must sum over ranks that compute a model together.
 
     Raises:
         ConfigError: an unknown name, a set that does not run there, or one whose packages are missing.
@@ -121,8 +132,12 @@ def choose_operations(name: str | None, device: torch.device | str, *, compiled:
     here = [known for known, kinds in _DEVICE_TYPES.items() if kind in kinds]
     if compiled and name in _TRITON:
         raise ConfigError(f"operations: torch's compiler does not see the kernels of '{name}'; use reference")
+    if sums and name in _DEVICE_TYPES and name not in _SUM_OVER_RANKS:
+        raise ConfigError(f"operations: '{name}' does not sum over ranks; use {' or '.join(_SUM_OVER_RANKS)}")
     if compiled or find_spec("triton") is None:
         here = [known for known in here if known not in _TRITON]
+    if sums:
+        here = [known for known in here if known in _SUM_OVER_RANKS]
     usable = f"available on {kind}: {', '.join(here) or 'none'}"
     if name is None:
         if not here:
@@ -139,7 +154,7 @@ def choose_operations(name: str | None, device: torch.device | str, *, compiled:
 
 def get_operations(name: str | None, device: torch.device | str, shape: DecoderShape) -> OperationSet:
     """Make the set `name` (None: the preferred one) for a device. Raises ConfigError where it cannot run."""
-    chosen = choose_operations(name, device)
+    chosen = choose_operations(name, device, sums=shape.reduce is not None)
     if chosen == "reference":
         from stepgraph.ops.reference_set import ReferenceOperations
 

@@ -65,11 +65,12 @@ class ReferenceOperations:
             attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             attend(q, kv, attended)
         with region("output_projection"):
-            x = linear_add(attended.view(q.shape[0], -1), weights.attention_out, x, adapters.attention_out)
+            attended = attended.view(q.shape[0], -1)
+            x = linear_add(attended, weights.attention_out, x, adapters.attention_out, self._shape.reduce)
         with region("norm_gate_up_swiglu"):
             activated = norm_gate_up_swiglu(x, weights.post_norm, eps, weights.gate_up, adapters.gate_up)
         with region("down_projection"):
-            return Hidden(linear_add(activated, weights.down, x, adapters.down))
+            return Hidden(linear_add(activated, weights.down, x, adapters.down, self._shape.reduce))
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
         with region("final_norm"):

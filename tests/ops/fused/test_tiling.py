@@ -63,7 +63,7 @@ def test_the_packages_tiles_load_and_say_where_they_are_from() -> None:
 def test_a_file_without_choices_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tiles.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="tiles.json cannot be read.*stepgraph tune"):
+    with pytest.raises(ConfigError, match="tiles.json cannot be read.*stepgraph tune tiles"):
         load_tiles("a device", path)
 
 

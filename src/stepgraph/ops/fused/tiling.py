@@ -1,4 +1,4 @@
-"""How a projection is cut into programs: data per device and shape, measured by `stepgraph tune`, never at run time."""
+"""How a projection is cut into programs: data per device and shape, of `stepgraph tune tiles`, never of run time."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def load_tiles(device: str, path: Path | None = None) -> Tiles:
         fields = json.loads(source.read_text(encoding="utf-8"))
         return Tiles(_choice(one) for one in fields["choices"])
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
-        raise ConfigError(f"tiles: {source} cannot be read: {error}; write it anew with stepgraph tune") from None
+        raise ConfigError(f"tiles: {source} cannot be read: {error}; write it anew with stepgraph tune tiles") from None
 
 
 def package_file(device: str) -> Path:

@@ -43,11 +43,11 @@ def uniform_at(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) 
     return uniform(torch.stack(words).gather(0, (token % 4)[None])[0])
 
 
-def uniform_rows(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> torch.Tensor:
-    """The uniforms of a whole vocabulary, [rows, vocab], for int64 seeds and positions [rows]."""
-    blocks = torch.arange((vocab + 3) // 4, device=seed.device)
+def uniform_rows(seed: torch.Tensor, position: torch.Tensor, vocab: int, first: int = 0) -> torch.Tensor:
+    """The uniforms of the `vocab` tokens from `first` on, [rows, vocab], for int64 seeds and positions [rows]."""
+    blocks = torch.arange(first // 4, (first + vocab + 3) // 4, device=seed.device)
     words = philox4x32(_counter(position[:, None], blocks), _key(seed[:, None]))
-    return uniform(torch.stack(words, dim=-1)).flatten(1)[:, :vocab]
+    return uniform(torch.stack(words, dim=-1)).flatten(1)[:, first % 4 : first % 4 + vocab]
 
 
 def _counter(position: torch.Tensor, block: torch.Tensor) -> Words:

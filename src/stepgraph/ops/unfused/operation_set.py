@@ -87,6 +87,7 @@ class UnfusedOperations:
             new = F.linear(attended.flatten(1), weights.attention_out)
             if adapters.attention_out is not None:
                 adapters.attention_out(attended.flatten(1), new)
+        new = self._summed(new)
         with region("post_norm"):
             normed, residual = self._add_norm(Hidden(new, residual), weights.post_norm)
         with region("gate_up_projection"):
@@ -99,7 +100,7 @@ class UnfusedOperations:
             new = F.linear(activated, weights.down)
             if adapters.down is not None:
                 adapters.down(activated, new)
-            return Hidden(new, residual)
+        return Hidden(self._summed(new), residual)
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
         with region("final_norm"):
@@ -108,6 +109,13 @@ class UnfusedOperations:
     def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         with region("lm_head"):
             return F.linear(normed, weight)
+
+    def _summed(self, new: torch.Tensor) -> torch.Tensor:
+        """Over the ranks that have a part of the projection each."""
+        if self._shape.reduce is None:
+            return new
+        with region("all_reduce"):
+            return self._shape.reduce(new, None)
 
     def _add_norm(self, hidden: Hidden, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The normed sum, and the sum itself: in place of the residual, or the rows as they are where there is none."""

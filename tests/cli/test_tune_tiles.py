@@ -1,4 +1,4 @@
-"""`stepgraph tune`: what it refuses without a GPU, and that it tunes on one."""
+"""`stepgraph tune tiles`: what it refuses without a GPU, and that it tunes on one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepgraph.cli.app import app
 
 
 def refused(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["tune", *arguments])
+    done = CliRunner().invoke(app, ["tune", "tiles", *arguments])
     assert done.exit_code == 2
     return done.stderr
 
@@ -36,7 +36,7 @@ def test_it_writes_what_was_fastest_and_keeps_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "tiles.json"
     other = Choice("qkv", 1, 1, 1, None, "another shape")
     path.write_text(json.dumps(Tiles([other]).to_json("a device")))
-    arguments = ["tune", "llama-3.2-1b", "--rows", "1,8", "--seconds", "25", "--out", str(path), "--json"]
+    arguments = ["tune", "tiles", "llama-3.2-1b", "--rows", "1,8", "--seconds", "25", "--out", str(path), "--json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     found = load_tiles("a device", path).choices

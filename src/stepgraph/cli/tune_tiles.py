@@ -1,0 +1,78 @@
+"""`stepgraph tune tiles`: measure the tiles of the fused projections, and write them down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepgraph.cli.options import Json, one_line_errors
+
+if TYPE_CHECKING:
+    from stepgraph.engine.config import ModelConfig
+
+
+def tiles_command(
+    model: Annotated[str, typer.Argument(help="A shape such as llama-3-8b, or a Hugging Face directory.")],
+    rows: Annotated[str, typer.Option(help="Numbers of rows to measure, of 1, 2, 4, 8, 16, 32 and 64.")] = "1,2,4,8,16",
+    seconds: Annotated[float, typer.Option(help="Begin nothing after so many; the likeliest tiles come first.")] = 90,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write or add to. Default: the package's own for this device.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest tile of each fused projection on this device. Nothing is tuned while serving."""
+    with one_line_errors():
+        tune_tiles(model=model, rows=rows, seconds=seconds, out=out, as_json=as_json)
+
+
+def tune_tiles(*, model: str, rows: str, seconds: float, out: Path | None, as_json: bool) -> None:
+    """Measure, print, write. Raises StepgraphError where there is no CUDA device, or an option cannot work."""
+    import torch
+
+    from stepgraph.cli.console import ProgressBar
+    from stepgraph.measure.show import show
+    from stepgraph.measure.tune import tune
+    from stepgraph.measure.whole_file import write_whole
+    from stepgraph.ops.fused.tiling import load_tiles, package_file
+    from stepgraph.runtime.errors import ConfigError
+
+    config, counts = _config(model), _rows(rows)
+    if not torch.cuda.is_available():
+        raise ConfigError("tune tiles: tiles are measured on a CUDA device; there is none")
+    device = torch.cuda.get_device_name()
+    path = package_file(device) if out is None else out
+    tiles = load_tiles(device, path if path.exists() else None)
+    with ProgressBar(quiet=as_json) as progress:
+        choices, result = tune(model, config, counts, seconds, progress)
+    show(result, as_json=as_json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(tiles.updated(choices).to_json(device), indent=1) + "\n")
+    typer.echo(f"{len(choices)} choices in {path}", err=True)
+
+
+def _config(model: str) -> ModelConfig:
+    from stepgraph.engine.config import read_config
+    from stepgraph.engine.random_model import SHAPES
+    from stepgraph.runtime.errors import ConfigError
+
+    if model in SHAPES:
+        return SHAPES[model]
+    if not Path(model).is_dir():
+        raise ConfigError(f"tune tiles: {model!r} is neither a directory nor one of {', '.join(SHAPES)}")
+    return read_config(Path(model))
+
+
+def _rows(text: str) -> list[int]:
+    from stepgraph.ops.fused.tiling import ROWS
+    from stepgraph.runtime.errors import ConfigError
+
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or not set(counts) <= set(ROWS):
+        raise ConfigError(f"tune tiles: rows {text!r} must be some of {', '.join(map(str, ROWS))}")
+    return counts

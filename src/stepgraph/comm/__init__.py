@@ -1,0 +1,1 @@
+"""Tensor-parallel groups and all-reduces that know whether they are captured."""

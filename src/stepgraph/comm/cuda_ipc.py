@@ -1,0 +1,43 @@
+"""Memory of torch's allocator made known to other processes of the node, through the driver's IPC handles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepgraph.comm.errors import CommError
+
+
+class CudaIpc:
+    """Exports and opens allocations of the current device. Needs allocations of cudaMalloc, which torch's are unless
+    its segments are expandable."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._opened: dict[bytes, int] = {}
+
+    def export(self, address: int) -> tuple[bytes, int]:
+        """See `PeerMemory`. Raises CommError: the driver does not export this memory."""
+        base, _ = self._call("cuMemGetAddressRange", address)
+        handle = self._call("cuIpcGetMemHandle", int(base))
+        return bytes(handle.reserved), address - int(base)
+
+    def open(self, handle: bytes) -> int:
+        """See `PeerMemory`. Raises CommError: the driver does not open it."""
+        if handle not in self._opened:
+            peer = self._driver.CUipcMemHandle()
+            peer.reserved = handle
+            flag = int(self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+            self._opened[handle] = int(self._call("cuIpcOpenMemHandle", peer, flag))
+        return self._opened[handle]
+
+    def close(self) -> None:
+        while self._opened:
+            self._call("cuIpcCloseMemHandle", self._opened.popitem()[1])
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        error, *values = getattr(self._driver, name)(*arguments)
+        if int(error):
+            raise CommError(f"{name}: {error.name}")
+        return values if len(values) > 1 else values[0] if values else None

@@ -1,0 +1,1 @@
+"""Tables of thresholds, as data; see `comm.thresholds`."""

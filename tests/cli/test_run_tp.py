@@ -1,0 +1,87 @@
+"""`stepgraph run` on several ranks: started by --tp, and by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine.hf import write_checkpoint
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+PROMPTS = ("first", "a second, longer prompt")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_key_value_heads=2, num_attention_heads=4)
+
+
+def run(
+    *arguments: str, launcher: tuple[str, ...] = ("-m", "stepgraph"), **more: Any
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False, **more)
+
+
+def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def options(model: Path, *more: str) -> list[str]:
+    chosen = [
+        "run",
+        *PROMPTS,
+        "--model",
+        str(model),
+        "--device",
+        "cpu",
+        "--json",
+        "--max-tokens",
+        "8",
+        "--ladder",
+        "1,2",
+    ]
+    return [*chosen, *more]
+
+
+def test_ranks_that_are_started_here_print_once(model: Path) -> None:
+    alone, two = (report(run(*options(model, *more))) for more in ((), ("--tp", "2")))
+    assert [one["token_ids"] for one in two["results"]] == [one["token_ids"] for one in alone["results"]]
+    assert alone["parallel"] is None
+    assert two["parallel"]["ranks"] == 2
+    kinds = [[one["kind"] for one in frozen] for frozen in two["parallel"]["collectives"].values()]
+    assert kinds and all(found == ["all_reduce"] * 4 + ["gather"] for found in kinds)
+
+
+def test_torchrun_starts_them_too(model: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "stepgraph")
+    chosen = options(model, "--temperature", "0.8", "--seed", "3", "--top-k", "7")
+    assert report(run(*chosen, launcher=launcher))["results"] == report(run(*chosen))["results"]
+
+
+def test_bad_input_is_told_and_ends_all_ranks(model: Path, tmp_path: Path) -> None:
+    done = run(*options(tmp_path / "nothing", "--tp", "2"))
+    assert done.returncode in (1, 2)
+    assert "does not exist" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--tp", "0"), "at least one rank"),
+        (("--tp", "3"), "3 ranks for 4 heads"),
+        (("--tp", "2", "--steps-per-launch", "auto"), "with several ranks it is 1"),
+    ],
+)
+def test_ranks_that_cannot_be(model: Path, more: tuple[str, ...], message: str) -> None:
+    done = run(*options(model, *more))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr

@@ -1,0 +1,287 @@
+"""Several ranks give the tokens of one, with graphs and without; ranks that differ end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from comm.ranks_in_processes import Ended, results, run_ranks
+from engine.hf import write_checkpoint
+
+from stepgraph.comm.all_reduce import AllReduce
+from stepgraph.comm.errors import CommError
+from stepgraph.comm.group import Group
+from stepgraph.engine import LLM, SamplingParams
+from stepgraph.engine.errors import RequestError
+from stepgraph.engine.parallel import TensorParallel
+from stepgraph.runtime import Ladder
+from stepgraph.runtime.errors import ConfigError
+
+PROMPTS = [[5, 9, 200, 31], [77], list(range(1, 40)), [3, 3, 3, 8, 120]]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+MIXED = [
+    GREEDY,
+    SamplingParams(temperature=0.8, seed=11, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0.9, top_k=20, top_p=0.8, seed=12, max_tokens=12, ignore_eos=True),
+    SamplingParams(temperature=0.9, repetition_penalty=1.4, frequency_penalty=0.3, seed=13, max_tokens=12),
+]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 64},
+    "llama, tied, uneven": {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72},
+    "qwen2, shared KV heads": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64},
+    "qwen3": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 64, "head_dim": 16},
+}
+
+
+def checkpoint(folder: Path, family: str) -> Path:
+    tied = "tied" in family
+    return write_checkpoint(folder, family.split(",")[0], tie_word_embeddings=tied, **FAMILIES[family])
+
+
+def make_llm(folder: Path, graphs: str, **options: Any) -> LLM:
+    chosen = {
+        "max_num_seqs": 4,
+        "chunk_tokens": 16,
+        "ladder": None if graphs == "disabled" else Ladder.explicit([2, 4]),
+    }
+    return LLM(folder, device="cpu", graphs=graphs, kv_blocks=64, **(chosen | options))
+
+
+def tokens(llm: LLM, params: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+def parallel(group: Group) -> TensorParallel:
+    return TensorParallel(group, AllReduce(group, why_library="a CPU group"), candidates=64)
+
+
+def generated(group: Group, folder: Path, graphs: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for mode in graphs:
+        mine = parallel(group)
+        llm = make_llm(folder, mode, parallel=mine)
+        # What another rank asks for does not matter: requests are rank 0's.
+        params = MIXED if group.rank == 0 else GREEDY
+        both, told = (tokens(llm, GREEDY), tokens(llm, params)), llm.core._flights.told.tolist()
+        found[mode] = *both, llm.stats.as_dict()["modes"], mine.frozen(), told
+    return found
+
+
+@pytest.mark.parametrize(
+    ("family", "world", "graphs"),
+    [
+        ("llama", 2, ["full", "breakable", "disabled"]),
+        ("llama, tied, uneven", 2, ["full"]),
+        ("qwen2, shared KV heads", 4, ["full"]),
+        ("qwen3", 8, ["full"]),
+    ],
+)
+def test_tokens_equal_those_of_one_rank(tmp_path: Path, family: str, world: int, graphs: list[str]) -> None:
+    folder = checkpoint(tmp_path / "model", family)
+    (tmp_path / "ranks").mkdir()
+    alone = make_llm(folder, "full")
+    expected = tokens(alone, GREEDY), tokens(alone, MIXED)
+    of_ranks = results(run_ranks(world, tmp_path / "ranks", generated, folder, graphs))
+    for found in of_ranks:
+        for mode in graphs:
+            greedy, mixed, modes, frozen, told = found[mode]
+            assert (greedy, mixed) == expected, mode
+            assert told == of_ranks[0][mode][-1], "each rank's device tells its host the same"
+            if mode == "disabled":
+                assert set(modes) == {"EAGER"} and not frozen
+            else:
+                assert "EAGER" not in modes
+                for collectives in frozen.values():  # two a layer, and the gather of candidates
+                    assert [one["kind"] for one in collectives] == ["all_reduce"] * 4 + ["gather"]
+
+
+def closes(group: Group, folder: Path) -> tuple[Any, ...]:
+    llm = make_llm(folder, "full", parallel=parallel(group))
+    runner, group_there = llm.core.runner, []
+    before, release = len(runner.capture_report.graphs), runner.release
+
+    def noting() -> None:
+        group_there.append(dist.is_initialized())
+        release()
+
+    runner.release = noting  # type: ignore[method-assign]
+    group.close()
+    return before, group_there, len(runner.capture_report.graphs), dist.is_initialized()
+
+
+def fails_in_capture(group: Group, folder: Path) -> None:
+    mine = parallel(group)
+    sampler = mine.sampler
+
+    def broken_sampler(config: Any) -> Any:
+        sample, calls = sampler(config), []
+
+        def broken(*tensors: torch.Tensor, **options: Any) -> None:
+            calls.append(len(tensors[0]))
+            if len(calls) == 3:
+                raise torch.OutOfMemoryError("a planted shortage")
+            sample(*tensors, **options)
+
+        return broken
+
+    if group.rank == 1:
+        mine.sampler = broken_sampler  # type: ignore[method-assign,assignment]
+    make_llm(folder, "full", parallel=mine)
+
+
+def follows(group: Group, folder: Path) -> list[str]:
+    """What a rank does at each step, of steady decode and of changes, in its order."""
+    mine = parallel(group)
+    llm = make_llm(folder, "full", parallel=mine, max_num_seqs=2)
+    core, done = llm.core, list[str]()
+    agree, run, check, take = mine.agree_on_step, core._run, mine.check, core._flights._take
+
+    def noting(what: str, function: Any) -> Any:
+        def noted(*arguments: Any) -> Any:
+            done.append(what)
+            return function(*arguments)
+
+        return noted
+
+    mine.agree_on_step = noting("agree", agree)  # type: ignore[method-assign]
+    core._run = noting("launch", run)  # type: ignore[method-assign]
+    core._flights._check = noting("check", check)
+    core._flights._take = noting("take", take)  # type: ignore[method-assign]
+    ends = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (9, 3, 5, 1)]
+    llm.generate(PROMPTS, ends)
+    return done
+
+
+def raises_before_tokens(group: Group, folder: Path) -> tuple[list[int], int]:
+    """The fourth step goes wrong; the step behind it is launched by then."""
+    mine, seen = parallel(group), []
+    llm = make_llm(folder, "full", parallel=mine)
+    core, check, calls = llm.core, mine.check, []
+
+    def late() -> None:
+        calls.append(len(core._flights))
+        check()
+        if len(calls) == 4:
+            raise CommError("a planted lateness")
+
+    core._flights._check = late
+    with pytest.raises(CommError, match="a planted lateness"):
+        for delta in llm.stream([[1, 2, 3]], GREEDY):
+            seen.append(delta.request_id)
+    return calls, len(seen)
+
+
+def has_another_ladder(group: Group, folder: Path) -> None:
+    sizes = [1, 2, 4] if group.rank == 1 else [2, 4]
+    make_llm(folder, "full", parallel=parallel(group), ladder=Ladder.explicit(sizes))
+
+
+def has_another_batch(group: Group, folder: Path) -> None:
+    mine = parallel(group)
+    llm = make_llm(folder, "full", parallel=mine)
+    if group.rank == 1:
+        mine.share = lambda value: (group.share(value), value)[1]  # type: ignore[method-assign]
+    llm.generate(PROMPTS[: 2 + group.rank], GREEDY)
+
+
+def is_killed(group: Group, folder: Path) -> None:
+    llm = make_llm(folder, "full", parallel=parallel(group))
+    many = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    for number, _ in enumerate(llm.stream([[1, 2, 3]], many)):
+        if number == 20 and group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(100)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model"), "llama")
+
+
+def ended(tmp_path: Path, function: Any, small: Path) -> list[Ended]:
+    started = time.monotonic()
+    all_of_them = run_ranks(2, tmp_path, function, small)
+    assert time.monotonic() - started < 90
+    return all_of_them
+
+
+def test_the_graphs_of_an_engine_go_before_its_group(tmp_path: Path, small: Path) -> None:
+    for before, group_there, after, group_after in results(run_ranks(2, tmp_path, closes, small)):
+        assert before > 0 and group_there == [True]
+        assert after == 0 and not group_after
+
+
+def test_a_rank_that_raises_in_its_capture_is_known_to_all(tmp_path: Path, small: Path) -> None:
+    first, second = ended(tmp_path, fails_in_capture, small)
+    assert second.error is not None and "rank 1, step of" in second.error and "a planted shortage" in second.error
+    assert first.error is not None and "rank 1 failed: rank 1, step of" in first.error
+
+
+def test_ranks_agree_before_a_launch_and_check_before_tokens(tmp_path: Path, small: Path) -> None:
+    first, second = results(run_ranks(2, tmp_path, follows, small))
+    assert first == second
+    assert first[:4] == ["agree", "launch", "agree", "launch"], "the second step is launched ahead"
+    launches = [at for at, what in enumerate(first) if what == "launch"]
+    agreed = [at for at in launches if first[at - 1] == "agree"]
+    assert first.count("agree") == len(agreed), "a changed batch is agreed on and then launched"
+    assert 4 <= len(agreed) < len(launches), "of steady decode nothing is said"
+    taken = [at for at, what in enumerate(first) if what == "take"]
+    assert len(taken) == len(launches) and all(first[at - 1] == "check" for at in taken)
+
+
+def test_tokens_of_a_step_that_went_wrong_are_not_given(tmp_path: Path, small: Path) -> None:
+    for calls, seen in results(run_ranks(2, tmp_path, raises_before_tokens, small)):
+        assert calls == [2, 2, 2, 2] and seen <= 3
+
+
+def test_a_rank_with_another_ladder_is_known_to_all(tmp_path: Path, small: Path) -> None:
+    for one in ended(tmp_path, has_another_ladder, small):
+        assert one.error is not None and "ranks disagree on what to capture" in one.error
+
+
+def test_ranks_with_another_batch_do_not_replay(tmp_path: Path, small: Path) -> None:
+    errors = [str(one.error) for one in ended(tmp_path, has_another_batch, small)]
+    assert any("ranks disagree on the batch of a step" in error for error in errors), errors
+    assert all("CommError" in error for error in errors)
+
+
+def test_a_rank_killed_while_decoding_ends_the_other(tmp_path: Path, small: Path) -> None:
+    first, second = ended(tmp_path, is_killed, small)
+    assert second.code == -signal.SIGKILL
+    assert first.error is not None and "rank 1 died" in first.error
+
+
+def test_what_ranks_cannot_have() -> None:
+    from engine.tiny import tiny_graphs
+
+    mine = TensorParallel.__new__(TensorParallel)
+    mine.candidates = 64
+    lazy = make_config(lazy=True)
+    with pytest.raises(ConfigError, match="lazy graphs"):
+        mine.graphs(lazy)
+    with pytest.raises(ConfigError, match="does not see the collectives"):
+        mine.graphs(tiny_graphs("full", compile="aot_eager"))
+    with pytest.raises(ConfigError, match="adapters: they are whole"):
+        mine.require_plain(adapters=True, steps_per_launch=1)
+    with pytest.raises(ConfigError, match="steps_per_launch: with several ranks it is 1"):
+        mine.require_plain(adapters=False, steps_per_launch=2)
+    mine.require_plain(adapters=False, steps_per_launch=1)
+    with pytest.raises(RequestError, match="top_k is 65, and each rank offers 64"):
+        mine.require(SamplingParams(temperature=1, top_k=65))
+    mine.candidates = 0
+    with pytest.raises(RequestError, match="ranks offer one token each"):
+        mine.require(SamplingParams(temperature=1, top_p=0.5))
+    mine.require(SamplingParams(temperature=1))
+    mine.require(SamplingParams(temperature=0, top_k=5))
+
+
+def make_config(**options: Any) -> Any:
+    from stepgraph.runtime import GraphConfig
+
+    return GraphConfig.preset("FULL", ladder=Ladder.explicit([1, 2]), prefill_ladder=Ladder.explicit([16]), **options)

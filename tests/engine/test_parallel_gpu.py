@@ -1,0 +1,82 @@
+"""Two GPUs give the tokens of one, and a rank that is killed leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comm.ranks_in_processes import results, run_ranks
+
+from stepgraph.comm.communicator import make_all_reduce
+from stepgraph.comm.group import Group
+from stepgraph.engine import LLM, SamplingParams
+from stepgraph.engine.parallel import TensorParallel
+from stepgraph.runtime import Ladder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+PROMPTS = ["The capital of France is", "Once upon a time", "1 2 3 4", "The colour of the sky"]
+GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+FILTERED = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=5, max_tokens=48, ignore_eos=True)
+
+
+def make_llm(model: Path, device: str, graphs: str, parallel: TensorParallel | None = None) -> LLM:
+    ladder = None if graphs == "disabled" else Ladder.explicit([1, 2, 4])
+    return LLM(
+        model, device=device, dtype="float32", graphs=graphs, ladder=ladder, max_num_seqs=4, max_model_len=512,
+        kv_blocks=256, parallel=parallel,
+    )  # fmt: skip
+
+
+def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
+
+
+def generated(group: Group, model: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for graphs in ("full", "breakable", "disabled"):
+        parallel = TensorParallel(group, make_all_reduce(group))
+        llm = make_llm(model, str(group.device), graphs, parallel)
+        found[graphs] = tokens(llm, GREEDY), tokens(llm, FILTERED), parallel.frozen(), llm.stats.as_dict()["modes"]
+    return found
+
+
+def test_tokens_of_the_demo_model_equal_those_of_one_gpu(demo_model: Path, tmp_path: Path) -> None:
+    alone = make_llm(demo_model, "cuda", "full")
+    greedy, filtered = tokens(alone, GREEDY), tokens(alone, FILTERED)
+    del alone
+    torch.cuda.empty_cache()
+    for found in results(run_ranks(2, tmp_path, generated, demo_model, device="cuda", limit=280)):
+        for graphs, (ours, ours_filtered, frozen, modes) in found.items():
+            assert ours == greedy, graphs
+            assert ours_filtered == filtered, graphs
+            if graphs == "full":
+                assert "EAGER" not in modes
+                decode = frozen["4 requests"]
+                assert [one["kind"] for one in decode] == ["all_reduce"] * 60 + ["gather"]
+                assert {one["algorithm"] for one in decode[:-1]} == {"one_shot_push"}
+
+
+def is_killed(group: Group, model: Path, folder: Path) -> None:
+    llm = make_llm(model, str(group.device), "full", TensorParallel(group, make_all_reduce(group)))
+    long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    for number, _ in enumerate(llm.stream(PROMPTS[:1], long)):
+        if number == 30 and group.rank == 1:
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_killed_while_decoding_ends_the_other_within_15_seconds(demo_model: Path, tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, is_killed, demo_model, tmp_path, device="cuda")
+    assert second.code == -signal.SIGKILL
+    assert first.error is not None and "rank 1" in first.error
+    written = [(tmp_path / name).stat().st_mtime for name in ("died", "rank0.pkl")]
+    assert 0 <= written[1] - written[0] < 15
+    assert float(torch.ones(8, device="cuda").sum()) == 8  # no hung GPU

@@ -1,0 +1,77 @@
+"""Ranks with a part of the vocabulary each choose the tokens that one with the whole of it chooses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ops.interpreter import check_interpreted
+from ops.shard_cases import batch, penalties, tokens_of
+
+from stepgraph.ops.sampling.reference import sample_reference
+
+CUTS = {2: [0, 51, 101], 3: [0, 7, 50, 101], 4: [0, 32, 64, 96, 101], 1: [0, 101]}
+
+
+def whole(given: dict[str, torch.Tensor], **more: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(len(given["seed"]), dtype=torch.int64)
+    sample_reference(out=out, **given, **more)
+    return out
+
+
+@pytest.mark.parametrize("parts", CUTS)
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_choose_what_the_whole_chooses(parts: int, seed: int) -> None:
+    given = batch(48, 101, seed=seed)
+    assert torch.equal(tokens_of(CUTS[parts], given, count=101), whole(given))
+
+
+@pytest.mark.parametrize("parts", CUTS)
+def test_rows_without_filters_need_one_candidate(parts: int) -> None:
+    given = batch(48, 101, filters=False)
+    assert torch.equal(tokens_of(CUTS[parts], given, count=0), whole(given))
+
+
+def test_few_candidates_are_enough_where_what_is_kept_lies_among_them() -> None:
+    given = batch(48, 101)
+    given["top_p"] = torch.where(given["top_k"] > 0, given["top_p"], 1.0)  # nuclei of the five largest only
+    given["min_p"].fill_(0.0)
+    assert torch.equal(tokens_of(CUTS[3], given, count=5), whole(given))
+
+
+def test_a_wider_nucleus_ends_with_the_candidates() -> None:
+    given = batch(64, 101)
+    given |= {"temperature": torch.full((64,), 5.0), "top_k": torch.zeros(64, dtype=torch.int32)}
+    given |= {"top_p": torch.full((64,), 0.999), "min_p": torch.zeros(64)}
+    tokens = tokens_of(CUTS[2], given, count=4)
+    place = (given["logits"] > given["logits"].gather(1, tokens[:, None])).sum(1)
+    assert place.max() < 8  # among what two parts have offered
+    assert len(set(tokens.tolist())) > 10  # and drawn
+
+
+def test_penalties_are_of_a_part_too() -> None:
+    given, asked = batch(48, 101), penalties(48, 101)
+    columns = {"repetition_penalty": asked.repetition, "presence_penalty": asked.presence}
+    columns |= {"frequency_penalty": asked.frequency, "seen": asked.seen.clone()}
+    assert torch.equal(tokens_of(CUTS[3], given, 101, asked), whole(given, **columns))
+
+
+def test_nan_and_infinite_logits() -> None:
+    given = batch(12, 101)
+    given["logits"][0] = float("nan")
+    given["logits"][1, 60] = float("inf")
+    given["logits"][2, :] = float("-inf")
+    given["logits"][2, 99] = -3.0
+    tokens = tokens_of(CUTS[2], given, count=8)
+    assert tokens[1] == 60 and tokens[2] == 99
+    assert bool(((tokens >= 0) & (tokens < 101)).all())
+
+
+def test_equal_logits_give_the_lowest_token() -> None:
+    given = batch(4, 101)
+    given["temperature"].zero_()
+    given["logits"].zero_()
+    assert tokens_of(CUTS[4], given, count=0).tolist() == [0] * 4
+
+
+def test_the_triton_kernels_agree_under_the_interpreter() -> None:
+    check_interpreted("interpreted_shard.py")
