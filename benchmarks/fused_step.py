@@ -14,7 +14,7 @@ from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.projections import Projections
 from stepgraph.measure.tune import tile_name
 from stepgraph.ops.attention import cuda_decode
-from stepgraph.ops.fused import FusedOperations
+from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OPERATIONS, Choice, OneTile, Tile, Tiles, by_triton, load_tiles
 from stepgraph.runtime import BatchDescriptor
 

@@ -34,14 +34,17 @@ def tune_tiles(*, model: str, rows: str, seconds: float, out: Path | None, as_js
 
     from stepgraph.cli.console import ProgressBar
     from stepgraph.measure.show import show
-    from stepgraph.measure.tune import tune
     from stepgraph.measure.whole_file import write_whole
     from stepgraph.ops.fused.tiling import load_tiles, package_file
+    from stepgraph.ops.operations import choose_operations
     from stepgraph.runtime.errors import ConfigError
 
     config, counts = _config(model), _rows(rows)
     if not torch.cuda.is_available():
         raise ConfigError("tune tiles: tiles are measured on a CUDA device; there is none")
+    choose_operations("fused", "cuda")  # refuses where triton is missing, which what follows imports
+    from stepgraph.measure.tune import tune
+
     device = torch.cuda.get_device_name()
     path = package_file(device) if out is None else out
     tiles = load_tiles(device, path if path.exists() else None)

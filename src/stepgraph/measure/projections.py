@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from stepgraph.engine.config import ModelConfig
-from stepgraph.ops.fused import FusedOperations, cuda_projection
+from stepgraph.ops.fused import cuda_projection
 from stepgraph.ops.fused.launches import Places
+from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OneTile, Tile
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
 from stepgraph.ops.operations import DecoderShape, LayerWeights

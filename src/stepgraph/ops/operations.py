@@ -161,7 +161,7 @@ def get_operations(name: str | None, device: torch.device | str, shape: DecoderS
         return ReferenceOperations(shape)
     # These import triton, which a CPU machine may lack.
     if chosen == "fused":
-        from stepgraph.ops.fused import FusedOperations
+        from stepgraph.ops.fused.operation_set import FusedOperations
 
         return FusedOperations(shape)
     from stepgraph.ops.unfused import UnfusedOperations

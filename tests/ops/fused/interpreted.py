@@ -9,7 +9,7 @@ from ops.fused.cases import OPERATIONS, Case, error
 from ops.fused.strategies import cases
 from ops.layers import check_cache, distance, make_adapters, make_case, run
 
-from stepgraph.ops.fused import FusedOperations
+from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OneTile, Tile, Tiles
 from stepgraph.ops.reference_set import ReferenceOperations
 

@@ -8,7 +8,8 @@ from ops.fused.emulator import EmulatedKernel
 from ops.layers import check_cache, distance, make_case, run
 
 from stepgraph.ops import nvrtc
-from stepgraph.ops.fused import FusedOperations, cuda_projection
+from stepgraph.ops.fused import cuda_projection
+from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OneTile, Tile
 from stepgraph.ops.reference_set import ReferenceOperations
 

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from ops.fused.cases import OPERATIONS, Case, error
-from ops.fused.strategies import cases
 
 from stepgraph.ops.fused.tiling import Tile, Tiles
+
+pytest.importorskip("triton")
+
+from ops.fused.cases import OPERATIONS, Case, error  # noqa: E402
+from ops.fused.strategies import cases  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

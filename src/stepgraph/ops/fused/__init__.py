@@ -1,5 +1,1 @@
-"""The `fused` operation set: a decoder layer in five launches, for small batches."""
-
-from stepgraph.ops.fused.operation_set import FIVE, NINE, SIX, FusedOperations
-
-__all__ = ["FIVE", "NINE", "SIX", "FusedOperations"]
+"""The `fused` operation set: a decoder layer in five launches, for small batches. All but `tiling` needs triton."""
