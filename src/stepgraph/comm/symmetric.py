@@ -17,6 +17,7 @@ from stepgraph.comm.group import Group
 from stepgraph.comm.pointer_rows import PointerRows
 from stepgraph.comm.thresholds import Table
 from stepgraph.ops.nvrtc import CudaKernel
+from stepgraph.ops.overlap import can_overlap
 from stepgraph.runtime.platforms.capturing import is_capturing
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -55,7 +56,7 @@ class SymmetricKernels:
             raise CommError(f"all-reduce kernels: {reason}")
         self._group, self._world, device = group, group.world, group.device
         self._limit_s = limit_s
-        self._overlap = torch.cuda.get_device_capability(device) >= (9, 0)
+        self._overlap = can_overlap(device)
         self._push_blocks = torch.cuda.get_device_properties(device).multi_processor_count
         push = min(max(table.captured.push, table.eager.push), _ROOM)
         stage = min(max(table.eager.two_shot, table.eager.pull), _ROOM)

@@ -9,6 +9,7 @@ from time import perf_counter_ns
 
 import torch
 
+from stepgraph.ops.overlap import can_overlap
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.platforms.cuda_driver import edges, upload
 
@@ -46,7 +47,7 @@ class _Config(ctypes.Structure):
 
 def can_be_programmatic() -> bool:
     """Whether this card knows programmatic dependent launch: from compute capability 9.0 on."""
-    return torch.cuda.get_device_capability() >= (9, 0)
+    return can_overlap("cuda")
 
 
 def null_launcher(stream: int, *, waits: bool = False, programmatic: bool = False) -> Callable[[], None]:

@@ -9,11 +9,10 @@ import torch
 
 from stepgraph.engine.config import ModelConfig
 from stepgraph.ops.fused import cuda_projection
-from stepgraph.ops.fused.launches import Places
 from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OneTile, Tile
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
-from stepgraph.ops.operations import DecoderShape, LayerWeights
+from stepgraph.ops.operations import DecoderShape, LayerWeights, Places
 
 _POOL_BYTES = 3 << 29  # of weights: many times the L2 cache
 _GRAPH_BYTES = 1 << 30  # that one graph reads, at least

@@ -69,6 +69,14 @@ class Hidden:
     residual: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Places:
+    """Kernels read positions and block tables where they lie, so that a step launches nothing for them."""
+
+    positions: torch.Tensor
+    block_tables: torch.Tensor
+
+
 class OperationSet(Protocol):
     """The pieces of a forward pass. Attention has backends of its own and is called through `attend`.
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from stepgraph.ops.layer import StepGeometry, linear_add, norm_gate_up_swiglu, norm_qkv_rope_write
 from stepgraph.ops.linear import linear
-from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, ReferenceLora, bind_layer
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, ReferenceLora, bind_layers
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
 from stepgraph.runtime.regions import region
 
@@ -35,7 +35,7 @@ class ReferenceOperations:
     def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
         with region("adapters"):
             apply = ReferenceLora(rows)
-        return [bind_layer(apply, layer) for layer in layers]
+        return bind_layers(apply, layers)
 
     def layer(
         self,

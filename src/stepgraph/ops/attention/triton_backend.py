@@ -11,6 +11,7 @@ from stepgraph.ops.attention.contract import AttentionShape, LiveTensors
 from stepgraph.ops.attention.decode_plan import TRITON, DecodeConfig, SplitPlan
 from stepgraph.ops.attention.triton_decode import DecodeWorkspace, paged_decode
 from stepgraph.ops.attention.triton_prefill import paged_prefill
+from stepgraph.ops.overlap import can_overlap
 from stepgraph.runtime.errors import InputError
 from stepgraph.runtime.support import AttentionCGSupport
 
@@ -44,8 +45,7 @@ class TritonAttention:
         num_sms: int | None = None,
     ) -> None:
         if config is None:
-            overlaps = torch.cuda.get_device_capability(device) >= (9, 0)
-            config = replace(TRITON, pdl=overlaps)
+            config = replace(TRITON, pdl=can_overlap(device))
         num_sms = num_sms or torch.cuda.get_device_properties(device).multi_processor_count
         self.decode_plan = SplitPlan(shape, config, num_sms, max_rows, max_len)
         self.workspace = DecodeWorkspace.allocate(self.decode_plan, device)

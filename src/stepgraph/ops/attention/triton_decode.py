@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stepgraph.ops.attention.decode_plan import SplitPlan
+from stepgraph.ops.overlap import launched
 
 _LOG2_E = 1.4426950408889634
 _NO_WINDOW = 2**31 - 1
@@ -78,7 +79,7 @@ def paged_decode(
         PDL=config.pdl,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **({"launch_pdl": True} if config.pdl else {}),
+        **launched(config.pdl),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from stepgraph.ops import nvrtc
 from stepgraph.ops.fused.tiling import CUDA_COLUMNS as STEP
 from stepgraph.ops.fused.tiling import Tile
 from stepgraph.ops.nvrtc import CudaKernel
+from stepgraph.ops.overlap import can_overlap
 
 _MOST_ROWS = 32
 _SHARED_BYTES = 224 << 10  # of a program's rings, at most
@@ -105,7 +106,7 @@ def compile_ahead(
     mode: str, norm: bool, bias: bool, tile: Tile, rows: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Put the kernel of a projection into the cache of compiled ones; may run in many threads at once."""
-    overlap = torch.cuda.get_device_capability(device) >= (9, 0)
+    overlap = can_overlap(device)
     defines = _defines(mode, norm, bias, dtype == torch.bfloat16, overlap, tile, _padded(rows))
     nvrtc.compile_kernel(_source(), "project", defines)
 

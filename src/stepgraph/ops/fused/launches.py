@@ -9,8 +9,9 @@ import triton
 
 from stepgraph.ops.fused import projections as kernels
 from stepgraph.ops.fused.cuda_projection import Turn, project
-from stepgraph.ops.fused.small import launched
 from stepgraph.ops.fused.tiling import Tile
+from stepgraph.ops.operations import Places
+from stepgraph.ops.overlap import launched
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,6 @@ class Norm:
 
     weight: torch.Tensor
     eps: float
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where this step's rows stand; the kernels read it where it lies. See `OperationSet.places`."""
-
-    positions: torch.Tensor
-    block_tables: torch.Tensor
 
 
 def norm_qkv_rope_write(

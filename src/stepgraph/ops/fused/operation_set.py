@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from stepgraph.ops.fused import cuda_projection, launches
-from stepgraph.ops.fused.launches import Norm, Places
+from stepgraph.ops.fused.launches import Norm
 from stepgraph.ops.fused.small import embed, rms_norm, rope_write
 from stepgraph.ops.fused.tiling import Choice, Tile, Tiles, by_triton, load_tiles
-from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layer
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layers
 from stepgraph.ops.lora.triton_lora import TritonLora
-from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
+from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Places
+from stepgraph.ops.overlap import can_overlap
 from stepgraph.ops.unfused.kernels import silu_mul
 from stepgraph.runtime.regions import region
 
@@ -52,7 +53,7 @@ class FusedOperations:
         device = shape.cos.device
         self._shape = shape
         self._tiles = load_tiles(torch.cuda.get_device_name(device)) if tiles is None else tiles
-        self._overlap = torch.cuda.get_device_capability(device) >= (9, 0) if overlap is None else overlap
+        self._overlap = can_overlap(device) if overlap is None else overlap
 
     def places(self, positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> Places:
         return Places(positions, block_tables)
@@ -62,8 +63,7 @@ class FusedOperations:
             return Hidden(embed(tokens, embedding, overlap=self._overlap))
 
     def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
-        apply = TritonLora(rows)
-        return [bind_layer(apply, layer) for layer in layers]
+        return bind_layers(TritonLora(rows), layers)
 
     def layer(
         self,

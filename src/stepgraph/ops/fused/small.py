@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from stepgraph.ops.overlap import launched
+
 
 def embed(tokens: torch.Tensor, embedding: torch.Tensor, *, overlap: bool) -> torch.Tensor:
     """The rows' embeddings [rows, hidden]. tokens: int64 [rows]. embedding: [vocab, hidden].
@@ -63,11 +65,6 @@ def rope_write(
         NUM_HEADS=num_heads, KV_HEADS=kv_heads, BLOCK_SIZE=block_size, HAS_NORM=q_norm is not None,
         HALF=half, HALF_PAD=triton.next_power_of_2(half), PDL=overlap, num_warps=1, **launched(overlap),
     )  # fmt: skip
-
-
-def launched(overlap: bool) -> dict[str, bool]:
-    """The launch option that goes with a kernel's PDL; an older Triton has none."""
-    return {"launch_pdl": True} if overlap else {}
 
 
 @triton.jit

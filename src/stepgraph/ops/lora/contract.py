@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,12 +71,14 @@ class LayerAdapters:
 NO_ADAPTERS = LayerAdapters()
 
 
-def bind_layer(apply: Callable[[LoraPair, torch.Tensor, torch.Tensor], None], weights: LayerLora) -> LayerAdapters:
+def bind_layers(
+    apply: Callable[[LoraPair, torch.Tensor, torch.Tensor], None], layers: Sequence[LayerLora]
+) -> list[LayerAdapters]:
     """apply: (pair, x, out), of the rows of a step. Its launches have a region of their own."""
 
     def named(pair: LoraPair, x: torch.Tensor, out: torch.Tensor) -> None:
         with region("adapters"):
             apply(pair, x, out)
 
-    pairs = (weights.qkv, weights.attention_out, weights.gate_up, weights.down)
-    return LayerAdapters(*(partial(named, pair) for pair in pairs))
+    four = [(layer.qkv, layer.attention_out, layer.gate_up, layer.down) for layer in layers]
+    return [LayerAdapters(*(partial(named, pair) for pair in pairs)) for pairs in four]

@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stepgraph.ops.lora.contract import LoraPair, LoraRows
+from stepgraph.ops.overlap import can_overlap, launched
 
 _CHUNK = 1024  # columns of x that one program of the first launch sums over
 _FEW_ROWS, _MANY_ROWS = 16, 64  # rows of a tile
@@ -27,15 +28,14 @@ class TritonLora:
 
     def __init__(self, rows: LoraRows) -> None:
         self._rows = rows
-        device = rows.index.device
-        self._overlaps = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self._overlaps = can_overlap(rows.index.device)
 
     def __call__(self, pair: LoraPair, x: torch.Tensor, out: torch.Tensor) -> None:
         """x: [rows, in], out: [rows, out], added to in place; both contiguous within a row."""
         (rows, width), rank, parts, step = x.shape, pair.rank, len(pair.ends), self._rows
         tile = _FEW_ROWS if rows <= _FEW_ROWS else _MANY_ROWS
         tiles, chunks = triton.cdiv(rows, tile), triton.cdiv(width, _CHUNK)
-        launch: dict[str, bool] = {"launch_pdl": True} if self._overlaps else {}
+        launch = launched(self._overlaps)
         shrunk = torch.empty((chunks, rows, parts * rank), dtype=torch.float32, device=x.device)
         _shrink[(tiles, step.active * parts, chunks)](
             x, pair.a, shrunk, step.index, step.slot, rows, width, x.stride(0), pair.a.stride(0),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layer
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layers
 from stepgraph.ops.lora.triton_lora import TritonLora
-from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights
+from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Places
 from stepgraph.ops.unfused.kernels import add_rms_norm, rotate, silu_mul, write_kv
 from stepgraph.runtime.regions import region
 
@@ -29,14 +28,6 @@ TEN = (
 """The regions of a layer, in order: one launch each, where neither cuBLAS nor the attention backend adds any."""
 
 
-@dataclass(frozen=True)
-class Places:
-    """The kernels read positions and block tables where they lie, so that a step launches nothing for them."""
-
-    positions: torch.Tensor
-    block_tables: torch.Tensor
-
-
 class UnfusedOperations:
     """Projections by cuBLAS, the rest by small Triton kernels. float32, bfloat16 and float16, on CUDA."""
 
@@ -53,8 +44,7 @@ class UnfusedOperations:
             return Hidden(F.embedding(tokens, embedding))
 
     def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
-        apply = TritonLora(rows)
-        return [bind_layer(apply, layer) for layer in layers]
+        return bind_layers(TritonLora(rows), layers)
 
     def layer(
         self,
