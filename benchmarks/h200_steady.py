@@ -9,9 +9,7 @@ import argparse
 import gc
 import statistics
 import sys
-import tempfile
-from itertools import groupby, pairwise
-from pathlib import Path
+from itertools import groupby, pairwise, product
 from typing import Any
 
 import torch
@@ -20,33 +18,33 @@ from steady import SteadyEngine
 
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
-from stepgraph.measure.trace.kineto import read_trace
+from stepgraph.measure.trace.profiler import cuda_profiler, profiled_trace
 
 PROMPT, ROUNDS, STEPS, HOST_STEPS, TRACED = 64, 10, 32, 320, 48
 HOST_BARS, GAP_BAR, MANY_BAR = {13: 15.0, 256: 60.0}, 5.0, 1.0  # µs
 LAUNCHES, MANY = 8, 64
 
 
-def gaps_us(engine: SteadyEngine) -> list[float]:
-    """What the device idles between the last work of a step and the first of the next."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+@torch.inference_mode()
+def trace_gaps(model: DecoderModel, rows: int) -> dict[str, Any]:
+    """µs that the device idles between the last work of a step and the first of the next."""
+    engine = SteadyEngine(model, rows, PROMPT, TRACED + 200)
+    engine.host_us(64)
+    with cuda_profiler() as profiler:
         for _ in range(TRACED):
             engine.step()
         torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        work = sorted(read_trace(path).activities, key=lambda a: (a.start, a.stop))
+    work = sorted(profiled_trace(profiler).activities, key=lambda a: (a.start, a.stop))
     launches = [list(group) for _, group in groupby(work, key=lambda a: a.correlation)]
     ends = [(group[0].start, max(a.stop for a in group)) for group in launches]
     nodes = statistics.median(len(group) for group in launches)
     steps = [end for end, group in zip(ends, launches, strict=True) if len(group) >= nodes / 2]
-    return [after[0] - before[1] for before, after in pairwise(steps)]
+    return {"gaps": [after[0] - before[1] for before, after in pairwise(steps)]}
 
 
 @torch.inference_mode()
 def measure(model: DecoderModel, rows: int) -> dict[str, Any]:
-    engine = SteadyEngine(model, rows, PROMPT, HOST_STEPS + 2 * STEPS * (ROUNDS + 2) + TRACED + 200)
+    engine = SteadyEngine(model, rows, PROMPT, HOST_STEPS + 2 * STEPS * (ROUNDS + 2) + 200)
     engine.host_us(64)
 
     def bare() -> float:
@@ -56,26 +54,33 @@ def measure(model: DecoderModel, rows: int) -> dict[str, Any]:
 
     engine.loop_ms(STEPS)
     pairs = in_turns(ROUNDS, lambda: engine.loop_ms(STEPS), bare)
-    return {"pairs": pairs, "host": engine.host_us(HOST_STEPS), "gaps": gaps_us(engine)}
+    return {"pairs": pairs, "host": engine.host_us(HOST_STEPS)}
 
 
 @torch.inference_mode()
-def measure_many(model: DecoderModel, rows: int) -> list[tuple[float, float]]:
+def measure_many(model: DecoderModel, rows: int) -> dict[str, Any]:
     """Of some launches of many steps; none where there can be no loops, with the reason printed."""
     engine = SteadyEngine(model, rows, PROMPT, MANY * (LAUNCHES + 2), MANY)
     if engine.core._loops.impossible:
         print("no loops:", engine.core._loops.impossible, flush=True)
-        return []
+        return {"many": []}
     engine.many_us(1)
-    return engine.many_us(LAUNCHES)
+    return {"many": engine.many_us(LAUNCHES)}
 
 
-def measure_both(model: DecoderModel, rows: int) -> dict[str, Any]:
-    """One engine lives at a time."""
-    found = measure(model, rows)
-    gc.collect()
-    torch.cuda.empty_cache()
-    return found | {"many": measure_many(model, rows)}
+def measure_all(shapes: list[str], counts: list[int]) -> dict[tuple[str, int], dict[str, Any]]:
+    """By shape and requests. One engine lives at a time; what is traced comes last, since a profiler leaves every later
+    launch in the process slower."""
+    found: dict[tuple[str, int], dict[str, Any]] = {(shape, count): {} for shape in shapes for count in counts}
+    for measurements in ((measure, measure_many), (trace_gaps,)):
+        for shape in shapes:
+            model = random_model(shape, device="cuda", dtype=torch.bfloat16, max_positions=2048)
+            for count, measurement in product(counts, measurements):
+                found[shape, count] |= measurement(model, count)
+                gc.collect()
+                torch.cuda.empty_cache()
+            del model
+    return found
 
 
 def main() -> int:
@@ -84,30 +89,26 @@ def main() -> int:
     parser.add_argument("--rows", default="1,13,256")
     options = parser.parse_args()
     rows, samples, wrong = [], {}, []
-    for shape in options.shapes.split(","):
-        model = random_model(shape, device="cuda", dtype=torch.bfloat16, max_positions=2048)
-        for count in map(int, options.rows.split(",")):
-            found = measure_both(model, count)
-            gc.collect()
-            torch.cuda.empty_cache()
-            loop, bare = (statistics.median(pair[i] for pair in found["pairs"]) for i in (0, 1))
-            host, gap = quantiles(found["host"]), quantiles(found["gaps"])
-            many, many_host = (
-                statistics.median(sample[i] for sample in found["many"]) if found["many"] else None for i in (0, 1)
-            )
-            speed, low, high = ratio(found["pairs"])
-            rows.append(
-                [shape, count, loop, bare, f"{speed:.3f} ({low:.3f} to {high:.3f})", host["median"], host["p90"],
-                 statistics.mean(found["host"]), gap["median"], gap["p90"], many and many / 1e3, many_host]
-            )  # fmt: skip
-            samples[f"{shape}, {count}"] = found
-            print(rows[-1], flush=True)
-            if host["median"] > HOST_BARS.get(count, host["median"]):
-                wrong.append(f"{shape}, {count}: the host takes {host['median']:.1f} µs, over {HOST_BARS[count]}")
-            if many_host is None or many_host > MANY_BAR:
-                wrong.append(f"{shape}, {count}: with {MANY} steps a launch the host takes {many_host} µs a token")
-            if gap["median"] > GAP_BAR:
-                wrong.append(f"{shape}, {count}: the device idles {gap['median']:.1f} µs, over {GAP_BAR}")
+    measured = measure_all(options.shapes.split(","), [int(count) for count in options.rows.split(",")])
+    for (shape, count), found in measured.items():
+        loop, bare = (statistics.median(pair[i] for pair in found["pairs"]) for i in (0, 1))
+        host, gap = quantiles(found["host"]), quantiles(found["gaps"])
+        many, many_host = (
+            statistics.median(sample[i] for sample in found["many"]) if found["many"] else None for i in (0, 1)
+        )
+        speed, low, high = ratio(found["pairs"])
+        rows.append(
+            [shape, count, loop, bare, f"{speed:.3f} ({low:.3f} to {high:.3f})", host["median"], host["p90"],
+             statistics.mean(found["host"]), gap["median"], gap["p90"], many and many / 1e3, many_host]
+        )  # fmt: skip
+        samples[f"{shape}, {count}"] = found
+        print(rows[-1], flush=True)
+        if host["median"] > HOST_BARS.get(count, host["median"]):
+            wrong.append(f"{shape}, {count}: the host takes {host['median']:.1f} µs, over {HOST_BARS[count]}")
+        if many_host is None or many_host > MANY_BAR:
+            wrong.append(f"{shape}, {count}: with {MANY} steps a launch the host takes {many_host} µs a token")
+        if gap["median"] > GAP_BAR:
+            wrong.append(f"{shape}, {count}: the device idles {gap['median']:.1f} µs, over {GAP_BAR}")
     write_result(
         {
             "name": "h200_steady",

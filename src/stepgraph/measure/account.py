@@ -7,19 +7,17 @@ has done the last of it.
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from stepgraph.measure.stats import in_turns
 from stepgraph.measure.trace.dilation import without_profiler
-from stepgraph.measure.trace.kineto import TraceError, read_trace
-from stepgraph.measure.trace.profiler import cuda_profiler
+from stepgraph.measure.trace.kineto import TraceError
+from stepgraph.measure.trace.profiler import cuda_profiler, profiled_trace
 from stepgraph.measure.trace.steps import SYNCS_AFTER, SYNCS_BEFORE, split_steps
 from stepgraph.measure.trace.waterfall import StepWaterfall, lasting_gaps, waterfall
 from stepgraph.measure.verdict import Parts, Verdict, verdict
@@ -143,10 +141,7 @@ def trace_steps(way: Way, count: int) -> tuple[list[StepWaterfall], list[float]]
     """
     profiler = cuda_profiler()
     events = events_us(way, WARM + count, profiler)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        steps = [waterfall(step) for step in split_steps(read_trace(path))]
+    steps = [waterfall(step) for step in split_steps(profiled_trace(profiler))]
     if len(steps) != WARM + count:
         raise TraceError(f"{way.name}: the profiler's trace holds {len(steps)} of {WARM + count} steps")
     return steps[WARM:], events[WARM:]

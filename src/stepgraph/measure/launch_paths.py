@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from stepgraph.measure.clock import host_us
 from stepgraph.measure.null_kernel import empty_call, null_launcher
 from stepgraph.measure.result import Figure
-from stepgraph.measure.trace.kineto import Trace, TraceError, read_trace
-from stepgraph.measure.trace.profiler import cuda_profiler
+from stepgraph.measure.trace.kineto import Trace, TraceError
+from stepgraph.measure.trace.profiler import cuda_profiler, profiled_trace
 
 LAUNCHES, TURNS, WARM = 300, 10, 20
 CALL_TO_START, HOST, DURATION = "call to start", "host time of the call", "kernel's duration"
@@ -94,10 +92,7 @@ def trace_launches(launch: Callable[[], object]) -> TracedLaunches:
             torch.cuda.synchronize()
             launch()
         torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        found = launches_of(read_trace(path))
+    found = launches_of(profiled_trace(profiler))
     if len(found.to_start) < LAUNCHES:
         raise TraceError(f"the profiler recorded {len(found.to_start)} of {WARM + LAUNCHES} launches")
     return TracedLaunches(found.to_start[-LAUNCHES:], found.duration[-LAUNCHES:])

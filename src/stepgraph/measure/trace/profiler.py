@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import torch
 from torch.profiler import ProfilerActivity
+
+from stepgraph.measure.trace.kineto import Trace, read_trace
 
 
 def cuda_profiler(*, operators: bool = False) -> torch.profiler.profile:
@@ -15,3 +20,11 @@ def cuda_profiler(*, operators: bool = False) -> torch.profiler.profile:
     """
     activities = [ProfilerActivity.CUDA]
     return torch.profiler.profile(activities=[ProfilerActivity.CPU, *activities] if operators else activities)
+
+
+def profiled_trace(profiler: torch.profiler.profile) -> Trace:
+    """What a profiler that has stopped recorded. Raises TraceError as `read_trace`."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return read_trace(path)
