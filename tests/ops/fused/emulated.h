@@ -82,11 +82,6 @@ static void wait() {
 }
 static void ask_into_l2(const char*, u32) {}
 static void meet(u32*, u32) { __syncthreads(); }  // there is one program
-static uint4 load16(const char* from) {
-    uint4 loaded;
-    std::memcpy(&loaded, from, 16);
-    return loaded;
-}
 static void let_next_start() {}
 static void wait_for_kernel_in_front() {
     __syncthreads();

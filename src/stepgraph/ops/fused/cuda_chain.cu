@@ -2,14 +2,16 @@
 //
 // As many programs as the device has multiprocessors stay until all is done. A tile is 16 outputs (rows of a weight); a
 // program has every so many tiles of each projection. Its warps share the columns: each streams 64 of them at a time
-// through a ring of its own in shared memory. The ring does not know of projections: while a program still waits for all
-// others to have ended one, its rings fill with the weights of the next, so that the memory is never idle.
+// through a ring of its own in shared memory, weights, rows and the norm's weights side by side. Weights do not wait for
+// projections to end: while a program waits for all others, its rings fill with those of the next projection, and what
+// comes after them is asked into the L2 cache, so that the memory is never idle. Rows come when the others have written
+// them: loaded any later, with nothing but registers to wait in, they would queue behind the weights at every step.
 //
 // The weights are the wide side (16) of a tensor core's instruction and the rows its narrow side (8), so a row of padding
 // costs no reading. The columns of an instruction may be any 16, as long as both sides have the same: each lane takes 16
 // contiguous bytes.
 //
-// Compiled with BF16, PDL, WARPS and RING defined.
+// Compiled with BF16, PDL, WARPS, RING and ROWS (a power of two, at least the rows) defined.
 
 enum Mode { STORE, ADD, SWIGLU, QKV };  // what becomes of the result
 
@@ -37,10 +39,12 @@ struct Params {
 };
 
 constexpr int STEP = 64, STEP_BYTES = STEP * 2;  // columns
-constexpr int TILE_BYTES = 16 * STEP_BYTES;      // of a slot of the ring
+constexpr int ROWS_AT = 16 * STEP_BYTES;         // in a slot of the ring
+constexpr int NORM_AT = ROWS_AT + ROWS * STEP_BYTES;
+constexpr int SLOT = NORM_AT + STEP_BYTES;
 constexpr int THREADS = WARPS * 32;
 constexpr int PITCH = 9;                         // floats
-constexpr int AHEAD = 1;                         // tiles behind the first that are asked into the L2 cache
+constexpr int AHEAD = 4096;                      // columns behind those of the rings that are asked into the L2 cache
 
 static_assert(THREADS >= 128, "a thread makes one element of a tile's result");
 
@@ -65,13 +69,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) chain(const
 
     // A copy takes 16 bytes a lane: 8 lanes have the 128 bytes of an output. They lie so that the lanes that read them, 4
     // an output, meet no bank twice.
-    const char* ring = rings + warp * RING * TILE_BYTES;
+    const char* ring = rings + warp * RING * SLOT;
     const u32 slots = shared_address(ring);
     const int line = lane >> 3, chunk = lane & 7;
     auto place = [](int output, int chunk) {
         return ((output >> 3) * 2 + (chunk >> 2)) * 512 + (((output & 7) * 4 + (chunk & 3)) ^ (chunk & 4)) * 16;
     };
-    struct { int link, tile, left, slot; const char* source; long long four, other; } next;  // to be asked for
+    auto row_place = [](int row, int chunk) { return row * STEP_BYTES + ((chunk ^ ((row & 1) << 2)) << 4); };
+    auto load_rows = [&](const Link& link, int slot, int step) {
+        const char* source = link.x + (warp + step * WARPS) * STEP_BYTES + chunk * 16;
+#pragma unroll
+        for (int row = line; row < ROWS; row += 4)
+            copy16(slots + slot * SLOT + ROWS_AT + row_place(row, chunk), source + min(row, p.rows - 1) * link.x_row,
+                   row < p.rows);
+    };
+    struct { int link, tile, step, slot; const char* source; long long four, other; } next;  // to be asked for
+    int index = -1;  // of the projection that is computed: its rows are there
     auto aim = [&] {
         for (;; next.link++, next.tile = first_tile(next.link)) {
             if (next.link == p.count) return;
@@ -81,67 +94,73 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) chain(const
             next.source = link.weight + (first_output(link, next.tile) + line) * row + warp * STEP_BYTES + chunk * 16;
             next.four = 4 * row;
             next.other = link.other * row;
-            next.left = steps(link);
+            next.step = 0;
             return;
         }
     };
     auto load = [&] {
         if (next.link < p.count) {
-            const u32 slot = slots + next.slot * TILE_BYTES;
+            const Link& link = p.links[next.link];
+            const u32 slot = slots + next.slot * SLOT;
 #pragma unroll
             for (int piece = 0; piece < 4; piece++) {
                 const long long from = (piece & 1) * next.four + (piece >> 1) * next.other;
                 copy16(slot + place(piece * 4 + line, chunk), next.source + from, true);
             }
+            if (link.norm && lane < 8)
+                copy16(slot + NORM_AT + lane * 16, link.norm + (warp + next.step * WARPS) * STEP_BYTES + lane * 16, true);
+            if (next.link == index) load_rows(link, next.slot, next.step);
             next.source += WARPS * STEP_BYTES;
             next.slot = next.slot + 1 == RING ? 0 : next.slot + 1;
-            if (!--next.left) {
+            if (++next.step == steps(link)) {
                 next.tile += programs;
                 aim();
             }
         }
         commit();
     };
+    auto ask_ahead = [&](int index) {
+        const Link& link = p.links[index];
+        int from = RING * WARPS * STEP, left = AHEAD;
+        for (int tile = first_tile(index); left > 0 && tile < link.tiles; tile += programs) {
+            const int columns = min(link.width - from, left);
+            if (columns > 0) {
+                const long long output = first_output(link, tile) + lane % 8 + lane / 8 * link.other;
+                ask_into_l2(link.weight + (output * link.width + from) * 2, columns * 2);
+                left -= columns;
+            }
+            from = max(from - link.width, 0);
+        }
+    };
     next.link = next.slot = 0;
     next.tile = first_tile(0);
     aim();
     for (int i = 0; i < RING; i++) load();
 #if PDL
-    if (warp == 0 && lane < 16) {
-        const Link& link = p.links[0];
-        for (int i = 1, tile = first_tile(0) + programs; i <= AHEAD && tile < link.tiles; i++, tile += programs) {
-            const int output = first_output(link, tile) + lane % 8 + lane / 8 * link.other;
-            ask_into_l2(link.weight + output * 2LL * link.width, link.width * 2);
-        }
-    }
+    if (warp == 0 && lane < 16) ask_ahead(0);
     if (p.count == 1) let_next_start();
     wait_for_kernel_in_front();
 #endif
 
     const int group = lane >> 2, part = lane & 3;  // of an instruction: its row and its columns
     int slot = 0, buffer = 0;
-    for (int index = 0; index < p.count; index++) {
+    for (index = 0; index < p.count; index++) {
         const Link& link = p.links[index];
+#if PDL
+        if (index && warp == 0 && lane < 16) ask_ahead(index);
+#endif
         if (index) meet(p.arrived, blockIdx.x ? 1 : 0x80000000u - (programs - 1));
 #if PDL
         if (index && index == p.count - 1) let_next_start();
 #endif
         const int mine = steps(link);
-        const bool normed = link.norm, paired = link.mode == SWIGLU || link.mode == QKV, held = group < p.rows;
-        const char* rows_at = link.x + (held ? group : 0) * link.x_row + warp * STEP_BYTES + part * 16;
-        const char* norm_at = link.norm + warp * STEP_BYTES + part * 16;
-        uint4 rows_next[2], norm_next[2];
-        auto load_rows = [&](int step) {  // from memory that is in a cache, one step ahead
-#pragma unroll
-            for (int side = 0; side < 2; side++) {
-                const long long from = step * (WARPS * STEP_BYTES) + side * 64;
-                rows_next[side] = held ? load16(rows_at + from) : make_uint4(0, 0, 0, 0);
-                if (normed) norm_next[side] = load16(norm_at + from);
-            }
-        };
-        int tile = first_tile(index);
-        if (tile < link.tiles) load_rows(0);
-        for (; tile < link.tiles; tile += programs) {
+        const bool normed = link.norm, paired = link.mode == SWIGLU || link.mode == QKV;
+        const int first = first_tile(index), all = first < link.tiles ? (link.tiles - first + programs - 1) / programs : 0;
+        for (int i = 0; i < RING; i++) {  // whose weights are on their way
+            if (i < all * mine) load_rows(link, (slot + i) % RING, i % mine);
+            commit();
+        }
+        for (int tile = first; tile < link.tiles; tile += programs) {
             // The element of the result that this thread makes, and what it needs besides, which depends on nothing that
             // this projection writes.
             const int wide = paired ? 3 : 4, row = threadIdx.x >> wide, at = threadIdx.x & ((1 << wide) - 1);
@@ -178,16 +197,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) chain(const
 
             float result[4] = {}, squares[4] = {};  // of the rows' products with each other
             for (int i = 0; i < mine; i++) {
-                uint4 rows[2] = {rows_next[0], rows_next[1]};
-                const uint4 scale[2] = {norm_next[0], norm_next[1]};
-                load_rows(i + 1 < mine ? i + 1 : 0);
                 wait<RING - 1>();
                 __syncwarp();
-                uint4 a[4];
+                const char* at = ring + slot * SLOT;
+                uint4 a[4], rows[2], scale[2];
 #pragma unroll
                 for (int quarter = 0; quarter < 4; quarter++)
                     a[quarter] = *reinterpret_cast<const uint4*>(
-                        ring + slot * TILE_BYTES + place(group + (quarter >> 1) * 8, part + (quarter & 1) * 4));
+                        at + place(group + (quarter >> 1) * 8, part + (quarter & 1) * 4));
+#pragma unroll
+                for (int side = 0; side < 2; side++) {
+                    rows[side] = scale[side] = make_uint4(0, 0, 0, 0);
+                    if (group < ROWS)
+                        rows[side] = *reinterpret_cast<const uint4*>(at + ROWS_AT + row_place(group, part + side * 4));
+                    if (normed) scale[side] = *reinterpret_cast<const uint4*>(at + NORM_AT + (part + side * 4) * 16);
+                }
                 __syncwarp();
                 load();
                 slot = slot + 1 == RING ? 0 : slot + 1;

@@ -23,7 +23,9 @@ MOST_ROWS = 8
 MOST_LINKS = 4
 _MODES = ("STORE", "ADD", "SWIGLU", "QKV")
 _TILE = 16  # outputs
-_SHARED_BYTES = 112 << 10  # of a program, so that another launch's programs have room beside it
+# Of a program's rings. Never two programs on a multiprocessor, where another would have none; and attention's programs,
+# of 96 KiB, find room beside one.
+_LEAST_SHARED, _MOST_SHARED = 104 << 10, 117 << 10
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,13 @@ def supports(tile: Tile, rows: int, weight: torch.Tensor, pairs: int | None = No
         and width % STEP == 0
         and width // STEP >= tile.warps >= MOST_ROWS * _TILE // 32
         and (out % _TILE if pairs is None else pairs % (_TILE // 2)) == 0
-        and shared_bytes(tile) <= _SHARED_BYTES
+        and shared_bytes(tile, rows) <= _MOST_SHARED
     )
 
 
-def shared_bytes(tile: Tile) -> int:
+def shared_bytes(tile: Tile, rows: int) -> int:
     """Of the rings of a program."""
-    return tile.warps * tile.stages * _TILE * STEP * 2
+    return max(tile.warps * tile.stages * STEP * 2 * (_TILE + _padded(rows) + 1), _LEAST_SHARED)
 
 
 class CudaChain:
@@ -96,8 +98,8 @@ class CudaChain:
             if link.turn is not None:
                 place.other = link.turn.cos.shape[1] // 2
                 _set_turn(params, link.turn, size)
-        kernel = _kernel(links[0].x.dtype == torch.bfloat16, self._overlap, tile, self._arrived.device)
-        shared = shared_bytes(tile)
+        kernel = _kernel(links[0].x.dtype == torch.bfloat16, self._overlap, tile, _padded(rows), self._arrived.device)
+        shared = shared_bytes(tile, rows)
         kernel.launch((self._programs, 1, 1), tile.warps * 32, params, shared_bytes=shared, overlap=self._overlap)
 
 
@@ -129,7 +131,13 @@ class _Params(ctypes.Structure):
     ]
 
 
+def _padded(rows: int) -> int:
+    """The next power of two."""
+    return 1 << (rows - 1).bit_length()
+
+
 @cache
-def _kernel(bf16: bool, overlap: bool, tile: Tile, device: torch.device) -> CudaKernel:
+def _kernel(bf16: bool, overlap: bool, tile: Tile, rows: int, device: torch.device) -> CudaKernel:
     text = source("cuda_instructions.cu") + source("cuda_chain.cu")
-    return CudaKernel(text, "chain", {"BF16": bf16, "PDL": overlap, "WARPS": tile.warps, "RING": tile.stages})
+    defines = {"BF16": bf16, "PDL": overlap, "WARPS": tile.warps, "RING": tile.stages, "ROWS": rows}
+    return CudaKernel(text, "chain", defines)

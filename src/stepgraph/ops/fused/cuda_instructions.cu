@@ -77,8 +77,6 @@ __device__ __forceinline__ void store(char* to, long long index, float value) {
     reinterpret_cast<unsigned short*>(to)[index] = rounded(value);
 }
 
-__device__ __forceinline__ uint4 load16(const char* from) { return *reinterpret_cast<const uint4*>(from); }
-
 __device__ __forceinline__ void ask_into_l2(const char* from, u32 bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
