@@ -25,13 +25,14 @@ class EmulatedKernel:
         self, folder: Path, defines: Mapping[str, int], *, late: bool, hide: str, name: str = "project"
     ) -> None:
         text = cuda_projection.source({"project": "cuda_projection.cu", "chain": "cuda_chain.cu"}[name])
-        body = re.sub(r"extern __shared__ .* rings\[\];", "", text)
+        body = re.sub(r"extern __shared__ .*\[\];", "", text)
         body = body.replace("__shared__", "static")
         library = folder / f"{name}_{'_'.join(str(int(value)) for value in defines.values())}.so"
         if not library.exists():
             (folder / "kernel.inc").write_text(body, encoding="utf-8")
             macros = [f"-D{key}={int(value)}" for key, value in defines.items()]
-            macros.append(f"-DKERNEL={name}")
+            warps = defines["WARPS"] + (name == "chain")
+            macros += [f"-DKERNEL={name}", f"-DTHREADS_OF_A_PROGRAM={warps * 32}"]
             flags = ["-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}"]
             command = [shutil.which("g++") or "g++", *flags, *macros, str(HERE / "emulated.h"), "-o", str(library)]
             subprocess.run(command, check=True, timeout=120)

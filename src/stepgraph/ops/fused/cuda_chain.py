@@ -23,9 +23,9 @@ MOST_ROWS = 8
 MOST_LINKS = 4
 _MODES = ("STORE", "ADD", "SWIGLU", "QKV")
 _TILE = 16  # outputs
-# Of a program's rings. Never two programs on a multiprocessor, where another would have none; and attention's programs,
-# of 96 KiB, find room beside one.
-_LEAST_SHARED, _MOST_SHARED = 104 << 10, 117 << 10
+# Of a program's ring. Never two programs on a multiprocessor, where another would have none; and attention's programs, of
+# 96 KiB, find room beside one.
+_LEAST_SHARED, _MOST_SHARED = 104 << 10, 118 << 10
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,16 @@ def supports(tile: Tile, rows: int, weight: torch.Tensor, pairs: int | None = No
         and weight.dtype in (torch.bfloat16, torch.float16)
         and rows <= MOST_ROWS
         and width % STEP == 0
-        and width // STEP >= tile.warps >= MOST_ROWS * _TILE // 32
+        and tile.warps >= MOST_ROWS * _TILE // 32
         and (out % _TILE if pairs is None else pairs % (_TILE // 2)) == 0
         and shared_bytes(tile, rows) <= _MOST_SHARED
     )
 
 
 def shared_bytes(tile: Tile, rows: int) -> int:
-    """Of the rings of a program."""
-    return max(tile.warps * tile.stages * STEP * 2 * (_TILE + _padded(rows) + 1), _LEAST_SHARED)
+    """Of the ring of a program."""
+    line = tile.warps * STEP * 2 + 64
+    return max(tile.stages * line * (_TILE + _padded(rows) + 1), _LEAST_SHARED)
 
 
 class CudaChain:
@@ -80,7 +81,7 @@ class CudaChain:
     def launch(self, links: Sequence[Link], tile: Tile) -> None:
         """The links one after the other, each of which may read what those before it write. At most four.
 
-        tile: `stages` of a warp's ring.
+        tile: `warps` that multiply, and `stages` of the ring, each of 64 columns for each of them.
         """
         rows, size = len(links[0].x), links[0].x.element_size()
         params = _Params(count=len(links), rows=rows, arrived=self._arrived.data_ptr())
@@ -100,7 +101,7 @@ class CudaChain:
                 _set_turn(params, link.turn, size)
         kernel = _kernel(links[0].x.dtype == torch.bfloat16, self._overlap, tile, _padded(rows), self._arrived.device)
         shared = shared_bytes(tile, rows)
-        kernel.launch((self._programs, 1, 1), tile.warps * 32, params, shared_bytes=shared, overlap=self._overlap)
+        kernel.launch((self._programs, 1, 1), tile.warps * 32 + 32, params, shared_bytes=shared, overlap=self._overlap)
 
 
 def _set_turn(params: _Params, turn: Turn, size: int) -> None:

@@ -106,7 +106,7 @@ class OneTile(Tiles):
 def unmeasured(operation: str, out: int, width: int, rows: int) -> Choice:
     """Chained up to 8 rows, fused up to 16. Few outputs a program, so that there are many programs to read at once."""
     if rows <= _CHAINED_ROWS and operation in (LAYER, "lm_head"):
-        return Choice(operation, out, width, rows, Tile(16, CUDA_COLUMNS, 8, 6 if rows <= 2 else 5 if rows <= 4 else 4, "chain"), "not measured")
+        return Choice(operation, out, width, rows, Tile(16, CUDA_COLUMNS, 8, 6 if rows == 1 else 5 if rows <= 4 else 4, "chain"), "not measured")
     if rows > _UNMEASURED_ROWS or operation == LAYER:
         return Choice(operation, out, width, rows, None, "not measured")
     tile = by_triton(out, width, rows) if rows == 1 else Tile(16, CUDA_COLUMNS, 8, 3, "cuda")
