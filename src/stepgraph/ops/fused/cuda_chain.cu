@@ -99,37 +99,48 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, WARPS > 8 ? 1 : 2) ch
                 settle(place);
             }
         };
+        // All lanes come to what one of them does, so that the compiler knows its addresses to be the warp's.
         auto ask_weights = [&] {
             const Link& link = p.links[weights.link];
-            const int columns = min(COLUMNS, link.width - weights.column);
+            const int bytes = min(COLUMNS, link.width - weights.column) * 2;
+            char* slot = ring + weights.slot * SLOT;
             Barrier& whole = full[weights.slot];
             wait_for(empty[weights.slot], weights.turn ^ 1);
-            if (lane == 0) arrive_and_expect(whole, columns * 2 * (16 + p.rows + (link.norm != nullptr)));
-            __syncwarp();
-            char* slot = ring + weights.slot * SLOT;
-            if (lane < 16) {
-                const long long output = first_output(link.mode, link.other, weights.tile) + lane % 8 + lane / 8 * link.other;
-                copy_bulk(slot + lane * LINE, link.weight + (output * link.width + weights.column) * 2, columns * 2, whole);
+            if (chosen()) {
+                arrive_and_expect(whole, bytes * (16 + p.rows + (link.norm != nullptr)));
+                const long long row = link.width * 2LL;
+                const int output = first_output(link.mode, link.other, weights.tile);
+                const char* source = link.weight + output * row + weights.column * 2;
+#pragma unroll
+                for (int line = 0; line < 16; line++)
+                    copy_bulk(slot + line * LINE, source + (line % 8 + line / 8 * link.other) * row, bytes, whole);
+                if (link.norm) copy_bulk(slot + NORM_AT, link.norm + weights.column * 2, bytes, whole);
             }
-            if (lane == 16 && link.norm) copy_bulk(slot + NORM_AT, link.norm + weights.column * 2, columns * 2, whole);
             go_on(weights);
         };
         auto ask_rows = [&] {
             const Link& link = p.links[rows.link];
-            const int columns = min(COLUMNS, link.width - rows.column);
-            if (lane < p.rows)
-                copy_bulk(ring + rows.slot * SLOT + ROWS_AT + lane * LINE, link.x + lane * link.x_row + rows.column * 2,
-                     columns * 2, full[rows.slot]);
+            const int bytes = min(COLUMNS, link.width - rows.column) * 2;
+            if (chosen()) {
+#pragma unroll
+                for (int row = 0; row < ROWS; row++)
+                    if (row < p.rows)
+                        copy_bulk(ring + rows.slot * SLOT + ROWS_AT + row * LINE, link.x + row * link.x_row + rows.column * 2,
+                                  bytes, full[rows.slot]);
+            }
             go_on(rows);
         };
         auto ask_ahead = [&] {
-            int column = weights.column, left = AHEAD;
-            if (weights.link == p.count) return;
+            if (weights.link == p.count || !chosen()) return;
             const Link& link = p.links[weights.link];
+            const long long row = link.width * 2LL;
+            int column = weights.column, left = AHEAD;
             for (int tile = weights.tile; left > 0 && tile < link.tiles; tile += programs, column = 0) {
                 const int columns = min(link.width - column, left);
-                const long long output = first_output(link.mode, link.other, tile) + lane % 8 + lane / 8 * link.other;
-                if (lane < 16) ask_into_l2(link.weight + (output * link.width + column) * 2, columns * 2);
+                const char* source = link.weight + first_output(link.mode, link.other, tile) * row + column * 2;
+#pragma unroll
+                for (int line = 0; line < 16; line++)
+                    ask_into_l2(source + (line % 8 + line / 8 * link.other) * row, columns * 2);
                 left -= columns;
             }
         };
@@ -140,6 +151,7 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, WARPS > 8 ? 1 : 2) ch
             for (; waiting < RING && weights.link < p.count; waiting++) ask_weights();
 #if PDL
             ask_ahead();
+            __syncwarp();
 #endif
             if (index == 0) {
 #if PDL
@@ -148,14 +160,14 @@ extern "C" __global__ void __launch_bounds__(WORKERS + 32, WARPS > 8 ? 1 : 2) ch
 #endif
             } else {
                 wait_for(finished, (index - 1) & 1);
-                if (lane == 0) meet(p.arrived, blockIdx.x ? 1 : 0x80000000u - (programs - 1));
+                if (chosen()) meet(p.arrived, blockIdx.x ? 1 : 0x80000000u - (programs - 1));
                 __syncwarp();
 #if PDL
                 if (index == p.count - 1) let_next_start();
 #endif
             }
             let_copies_see();
-            if (lane == 0) arrive(ready);
+            if (chosen()) arrive(ready);
             for (; waiting && rows.link == index; waiting--) ask_rows();
             while (weights.link == index) {
                 ask_weights();

@@ -125,6 +125,13 @@ __device__ __forceinline__ void ask_into_l2(const char* from, u32 bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
 }
 
+// One lane of a warp whose lanes all come here.
+__device__ __forceinline__ bool chosen() {
+    u32 is;
+    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;}" : "=r"(is));
+    return is;
+}
+
 // What threads wrote before, to the copy engine.
 __device__ __forceinline__ void let_copies_see() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
