@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -27,11 +26,9 @@ static float rsqrtf(float x) { return 1 / std::sqrt(x); }
 #define __forceinline__
 #define __global__
 #define __launch_bounds__(...)
-#define __grid_constant__
 
 alignas(128) static char rings[256 << 10];
-static char* const ring = rings;  // the name in cuda_chain.cu
-static dim threadIdx, blockIdx, gridDim;
+static dim threadIdx, blockIdx;
 static bool late;
 static void (*publish)();  // what the kernel in front does last
 
@@ -43,17 +40,17 @@ struct Fiber {
     std::vector<Copy> open;
     bool done = false;
 };
-struct Meeting { int arrived = 0, generation = 0; };
+struct Barrier { int arrived = 0, generation = 0; };
 
-constexpr int ALL = THREADS_OF_A_PROGRAM;
+constexpr int ALL = WARPS * 32;
 static Fiber fibers[ALL];
 static ucontext_t scheduler;
-static Meeting block_barrier, warp_barriers[ALL / 32], workers;
+static Barrier block_barrier, warp_barriers[WARPS];
 static u32 exchanged[ALL][6];
 
 static Fiber& self() { return fibers[threadIdx.x]; }
 
-static void meet(Meeting& barrier, int size) {
+static void meet(Barrier& barrier, int size) {
     const int generation = barrier.generation;
     if (++barrier.arrived == size) {
         barrier.arrived = 0;
@@ -82,60 +79,6 @@ static void wait() {
         groups.erase(groups.begin());
     }
 }
-
-typedef unsigned long long Barrier;
-struct Phase {
-    int arrivals, missing, parity = 0;
-    long long bytes = 0;
-    std::vector<std::pair<Copy, u32>> copies;
-    void settle() {
-        if (missing || bytes) return;
-        missing = arrivals;
-        parity ^= 1;
-    }
-};
-static std::map<const Barrier*, Phase> phases;
-static void prepare(Barrier& barrier, int arrivals) { phases[&barrier] = {arrivals, arrivals}; }
-static void show_barriers() {}
-static void let_copies_see() {}
-static bool chosen() { return threadIdx.x % 32 == 0; }
-static void arrive(Barrier& barrier) {
-    phases[&barrier].missing--;
-    phases[&barrier].settle();
-}
-static void arrive_and_expect(Barrier& barrier, u32 bytes) {
-    phases[&barrier].bytes += bytes;
-    arrive(barrier);
-}
-static void run_copies(Phase& phase) {
-    for (const auto& [copy, bytes] : phase.copies) {
-        std::memcpy(rings + copy.target, copy.source, bytes);
-        phase.bytes -= bytes;
-    }
-    phase.copies.clear();
-    phase.settle();
-}
-static void copy_bulk(char* target, const char* source, u32 bytes, Barrier& barrier) {
-    Phase& phase = phases[&barrier];
-    phase.copies.push_back({{shared_address(target), source, true}, bytes});
-    if (!late) run_copies(phase);
-}
-static void wait_for(Barrier& barrier, int parity) {
-    Phase& phase = phases[&barrier];
-    while (phase.parity == parity) {
-        swapcontext(&self().context, &scheduler);
-        if (phase.parity == parity && !phase.missing) run_copies(phase);
-    }
-}
-static void ask_into_l2(const char*, u32) {}
-static void meet(u32*, u32) {}  // there is one program
-static void meet_workers(int count) { meet(workers, count); }
-static uint4 load16(const char* from) {
-    uint4 loaded;
-    std::memcpy(&loaded, from, 16);
-    return loaded;
-}
-static unsigned short raw(const char* from, long long index) { return reinterpret_cast<const unsigned short*>(from)[index]; }
 static void let_next_start() {}
 static void wait_for_kernel_in_front() {
     __syncthreads();
@@ -208,14 +151,14 @@ static char* hidden_at;
 static std::vector<char> hidden;
 
 static void start() {
-    KERNEL(*params);
+    project(*params);
     self().done = true;
     swapcontext(&self().context, &scheduler);
 }
 
 // The `size` bytes at `at` are the work of the kernel in front: NaN until the wait. Returns whether all threads ended.
 extern "C" bool launch(const Params* given, int x, int y, bool copies_late, char* at, std::size_t size) {
-    params = given, late = copies_late, hidden_at = at, gridDim = {x, y, 1};
+    params = given, late = copies_late, hidden_at = at;
     hidden.assign(at, at + size);
     std::memset(at, 0xff, size);
     publish = [] { std::copy(hidden.begin(), hidden.end(), hidden_at), hidden.clear(); };

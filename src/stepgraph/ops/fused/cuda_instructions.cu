@@ -1,4 +1,4 @@
-// The instructions that cuda_projection.cu and cuda_chain.cu are made of; they are compiled behind this. With BF16 defined, or for float16.
+// The instructions that cuda_projection.cu is made of; it is compiled behind this. With BF16 defined, or for float16.
 
 typedef unsigned int u32;
 
@@ -75,78 +75,4 @@ __device__ __forceinline__ float element(const char* from, long long index) {
 
 __device__ __forceinline__ void store(char* to, long long index, float value) {
     reinterpret_cast<unsigned short*>(to)[index] = rounded(value);
-}
-
-__device__ __forceinline__ uint4 load16(const char* from) { return *reinterpret_cast<const uint4*>(from); }
-
-__device__ __forceinline__ unsigned short raw(const char* from, long long index) {
-    return reinterpret_cast<const unsigned short*>(from)[index];
-}
-
-__device__ __forceinline__ float widened(unsigned short bits) { return unpack(bits).x; }
-
-// Barriers in shared memory. A phase ends when all arrivals and all bytes that were expected have come.
-typedef unsigned long long Barrier;
-
-__device__ __forceinline__ void prepare(Barrier& barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals));
-}
-
-// Barriers that have been prepared, to the copy engine.
-__device__ __forceinline__ void show_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-
-__device__ __forceinline__ void arrive(Barrier& barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
-}
-
-__device__ __forceinline__ void arrive_and_expect(Barrier& barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
-                 : "memory");
-}
-
-// Until the phase of this parity has ended.
-__device__ __forceinline__ void wait_for(Barrier& barrier, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-            shared_address(&barrier)),
-        "r"(parity)
-        : "memory");
-}
-
-// By the copy engine, from global to shared memory: bytes, a multiple of 16, that count for the barrier.
-__device__ __forceinline__ void copy_bulk(char* target, const char* source, u32 bytes, Barrier& barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(target)),
-                 "l"(source), "r"(bytes), "r"(shared_address(&barrier))
-                 : "memory");
-}
-
-__device__ __forceinline__ void ask_into_l2(const char* from, u32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-}
-
-// One lane of a warp whose lanes all come here.
-__device__ __forceinline__ bool chosen() {
-    u32 is;
-    asm volatile("{.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;}" : "=r"(is));
-    return is;
-}
-
-// What threads wrote before, to the copy engine.
-__device__ __forceinline__ void let_copies_see() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
-// The threads below `count`, which need not be all.
-__device__ __forceinline__ void meet_workers(int count) { asm volatile("bar.sync 1, %0;" ::"r"(count) : "memory"); }
-
-// One thread of each program of a launch waits for those of all others, and sees what they wrote before. `arrived` starts
-// at 0; of `share` all but one program have 1, and that one what makes their sum 2^31: the highest bit turns when all have
-// come.
-__device__ __forceinline__ void meet(u32* arrived, u32 share) {
-    u32 before, now;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(arrived), "r"(share) : "memory");
-    int polls = 0;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
-        if (++polls > 1 << 24) asm volatile("trap;");  // some ten seconds: a program never came
-    } while (!((before ^ now) & 0x80000000u));
 }
