@@ -72,7 +72,7 @@ def test_the_same_work_after_a_rewind(benchmark: Callable[[str], ModuleType], na
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch, benchmark: Callable[[str], ModuleType]) -> ModuleType:
     """The benchmark on a tiny shape, each step timed as one millisecond more than the last."""
-    peers, fused, module = benchmark("peers"), benchmark("h200_fused"), benchmark("h200_peers")
+    fused, module = benchmark("h200_fused"), benchmark("h200_peers")
     calls = iter(range(1, 100_000))
 
     def fake_ms(step: Callable[[], object], count: int, *, before: Callable[[], object]) -> list[float]:
@@ -86,7 +86,6 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch, benchmark: Callable[[str], Mo
     monkeypatch.setattr(module, "load_model", lambda shape, **_: tiny_model())
     monkeypatch.setattr(module, "read_limit", lambda: LIMIT)
     monkeypatch.setattr(module, "CONTEXT", 16)
-    monkeypatch.setattr(peers, "replays", lambda step: step() is None or 1)
     return module
 
 
