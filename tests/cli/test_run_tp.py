@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,27 @@ def test_ranks_that_cannot_be(model: Path, more: tuple[str, ...], message: str) 
     done = run(*options(model, *more))
     assert done.returncode in (1, 2)
     assert message in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a parent's death")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_its_launcher(how: signal.Signals) -> None:
+    rank = "from stepgraph.cli.ranks import *; end_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(how)
+        parent.wait()
+        until = time.monotonic() + 5
+        while _runs(pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
