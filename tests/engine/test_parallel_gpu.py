@@ -37,11 +37,13 @@ def like_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-def make_llm(model: Path, device: str, graphs: str, parallel: TensorParallel | None = None) -> LLM:
+def make_llm(
+    model: Path, device: str, graphs: str, parallel: TensorParallel | None = None, operations: str | None = None
+) -> LLM:
     ladder = None if graphs == "disabled" else Ladder.explicit([1, 2, 4])
     return LLM(
         model, device=device, dtype="float32", graphs=graphs, ladder=ladder, max_num_seqs=4, max_model_len=512,
-        kv_blocks=256, parallel=parallel,
+        kv_blocks=256, parallel=parallel, operations=operations,
     )  # fmt: skip
 
 
@@ -51,10 +53,15 @@ def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
 
 def generated(group: Group, model: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for graphs in ("full", "breakable", "disabled"):
+    for graphs, operations in (("full", None), ("breakable", None), ("disabled", None), ("full", "fused")):
         parallel = TensorParallel(group, make_all_reduce(group))
-        llm = make_llm(model, str(group.device), graphs, parallel)
-        found[graphs] = tokens(llm, GREEDY), tokens(llm, FILTERED), parallel.frozen(), llm.stats.as_dict()["modes"]
+        llm = make_llm(model, str(group.device), graphs, parallel, operations)
+        found[operations or graphs] = (
+            tokens(llm, GREEDY),
+            tokens(llm, FILTERED),
+            parallel.frozen(),
+            llm.stats.as_dict()["modes"],
+        )
     return found
 
 
@@ -67,10 +74,10 @@ def test_tokens_equal_those_of_one_gpu(request: pytest.FixtureRequest, tmp_path:
     del alone
     torch.cuda.empty_cache()
     for found in results(run_ranks(2, tmp_path, generated, model, device="cuda", limit=280)):
-        for graphs, (ours, ours_filtered, frozen, modes) in found.items():
-            assert ours == greedy, graphs
-            assert ours_filtered == filtered, graphs
-            if graphs == "full":
+        for way, (ours, ours_filtered, frozen, modes) in found.items():
+            assert ours == greedy, way
+            assert ours_filtered == filtered, way
+            if way in ("full", "fused"):
                 assert "EAGER" not in modes
                 decode = frozen["4 requests"]
                 assert [one["kind"] for one in decode] == ["all_reduce"] * sums + ["gather"]
