@@ -1,4 +1,4 @@
-"""cuda_projection.cu on a CPU: compiled by g++ with emulated.h, threads in turns. For tests without a GPU."""
+"""cuda_projection.cu and cuda_chain.cu on a CPU: compiled by g++ with emulated.h, threads in turns. For tests without a GPU."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ HERE = Path(__file__).parent
 class EmulatedKernel:
     """Stands in for `CudaKernel`. hide: `x` or `out`, whose first values are NaN until the wait.
 
-    late: copies to shared memory happen when they are waited for, and not when they are asked for.
+    late: copies to shared memory happen when they are waited for, and not when they are asked for. name: of the kernel.
     """
 
-    def __init__(self, folder: Path, defines: Mapping[str, int], *, late: bool, hide: str) -> None:
-        body = re.sub(r"extern __shared__ .* rings\[\];", "", cuda_projection.source("cuda_projection.cu"))
+    def __init__(
+        self, folder: Path, defines: Mapping[str, int], *, late: bool, hide: str, name: str = "project"
+    ) -> None:
+        text = cuda_projection.source({"project": "cuda_projection.cu", "chain": "cuda_chain.cu"}[name])
+        body = re.sub(r"extern __shared__ .* rings\[\];", "", text)
         body = body.replace("__shared__", "static")
-        library = folder / f"{'_'.join(str(int(value)) for value in defines.values())}.so"
+        library = folder / f"{name}_{'_'.join(str(int(value)) for value in defines.values())}.so"
         if not library.exists():
             (folder / "kernel.inc").write_text(body, encoding="utf-8")
             macros = [f"-D{key}={int(value)}" for key, value in defines.items()]
+            macros.append(f"-DKERNEL={name}")
             flags = ["-x", "c++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{folder}"]
             command = [shutil.which("g++") or "g++", *flags, *macros, str(HERE / "emulated.h"), "-o", str(library)]
             subprocess.run(command, check=True, timeout=120)
@@ -36,9 +40,10 @@ class EmulatedKernel:
         self._late, self._hide, self._waits = late, hide, defines["PDL"]
 
     def launch(self, grid: tuple[int, int, int], threads: int, params: Any, **_: Any) -> None:
-        size = params.rows * (params.x_row if self._hide == "x" else params.out_row) * self._waits
+        first = params.links[0] if hasattr(params, "links") else params
+        size = params.rows * (first.x_row if self._hide == "x" else first.out_row) * self._waits
         ended = self._launch(
             ctypes.byref(params), grid[0], grid[1], ctypes.c_bool(self._late),
-            ctypes.c_void_p(getattr(params, self._hide)), ctypes.c_size_t(size),
+            ctypes.c_void_p(getattr(first, self._hide)), ctypes.c_size_t(size),
         )  # fmt: skip
         assert ended, "some threads wait for each other for good"

@@ -8,7 +8,7 @@ from ops.fused.emulator import EmulatedKernel
 from ops.layers import check_cache, distance, make_case, run
 
 from stepgraph.ops import nvrtc
-from stepgraph.ops.fused import cuda_projection
+from stepgraph.ops.fused import cuda_chain, cuda_projection
 from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OneTile, Tile
 from stepgraph.ops.reference_set import ReferenceOperations
@@ -18,24 +18,35 @@ LENGTHS = [1, 16, 0, 17, 80, 0]
 
 def main(folder: Path) -> None:
     modes: set[int] = set()
+    chained: list[int] = []
 
     def make(source: str, name: str, defines: dict[str, int]) -> EmulatedKernel:
         modes.add(defines["MODE"])
         return EmulatedKernel(folder, defines, late=True, hide="x")
 
+    def make_chain(source: str, name: str, defines: dict[str, int]) -> EmulatedKernel:
+        chained.append(defines["RING"])
+        return EmulatedKernel(folder, defines, late=True, hide="x", name=name)
+
     cuda_projection.CudaKernel = make  # type: ignore[assignment, misc]
+    cuda_chain.CudaKernel = make_chain  # type: ignore[assignment, misc]
     nvrtc.available = lambda: True  # type: ignore[assignment]
-    for lengths, bias, head_norms in ((LENGTHS, True, False), ([80], False, True)):
-        case = make_case(lengths, heads=(8, 2, 64), bias=bias, head_norms=head_norms, sizes=(128, 192))
+    alone, chain = Tile(16, 64, 2, 2, "cuda"), Tile(16, 64, 4, 3, "chain")
+    for lengths, bias, head_norms, sizes, tile in (
+        (LENGTHS, True, False, (128, 192), alone),
+        ([80], False, True, (128, 192), alone),
+        (LENGTHS, True, False, (256, 320), chain),
+        ([80], False, True, (320, 256), chain),
+    ):
+        case = make_case(lengths, heads=(8, 2, 64), bias=bias, head_norms=head_norms, sizes=sizes)
         truth, truth_cache = run(ReferenceOperations(case.shape), case)
         half = case.to("cpu", torch.float16)
         reference, reference_cache = run(ReferenceOperations(half.shape), half)
-        tiles = OneTile(Tile(16, 64, 2, 2, "cuda"))
-        got, cache = run(FusedOperations(half.shape, tiles, overlap=False), half)
+        got, cache = run(FusedOperations(half.shape, OneTile(tile), overlap=False), half)
         check_cache(cache, half.kv_cache, half)
         assert distance(got, truth) <= 2 * distance(reference, truth)
         assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache)
-    assert modes == {0, 1, 2, 3}
+    assert modes == {0, 1, 2, 3} and set(chained) == {3}
 
 
 if __name__ == "__main__":

@@ -76,3 +76,23 @@ __device__ __forceinline__ float element(const char* from, long long index) {
 __device__ __forceinline__ void store(char* to, long long index, float value) {
     reinterpret_cast<unsigned short*>(to)[index] = rounded(value);
 }
+
+__device__ __forceinline__ void ask_into_l2(const char* from, u32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
+}
+
+// All programs of a launch wait for each other, and see what each has written before. `arrived` starts at 0; of `share`
+// all but one program have 1, and that one what makes their sum 2^31: the highest bit turns when all have come.
+__device__ __forceinline__ void meet(u32* arrived, u32 share) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32 before, now;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(arrived), "r"(share) : "memory");
+        int polls = 0;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(arrived) : "memory");
+            if (++polls > 1 << 24) asm volatile("trap;");  // some ten seconds: a program never came
+        } while (!((before ^ now) & 0x80000000u));
+    }
+    __syncthreads();
+}

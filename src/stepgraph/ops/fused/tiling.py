@@ -13,13 +13,15 @@ from typing import Any
 from stepgraph.runtime.errors import ConfigError
 
 OPERATIONS = ("qkv", "attention_out", "gate_up", "down", "lm_head")
+LAYER = "layer"
+"""All projections of a layer as one chain; by the size of its last one."""
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Rows that tiles are measured for; a batch takes those of the next larger number."""
 
 CUDA_COLUMNS = 64
 """Columns that a warp of the CUDA kernel reads at a time."""
 
-_UNMEASURED_ROWS = 16  # up to which a shape without measurements is fused
+_CHAINED_ROWS, _UNMEASURED_ROWS = 8, 16  # up to which a shape without measurements is chained, and fused
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Tile:
 
     stages: 1 reads a tile when it is needed; with more, that many less one are on their way to shared memory.
     kernel: "triton", or "cuda": then a warp reads 64 columns of at least 16 outputs at a time, and `stages` of those
-        are on their way.
+        are on their way. "chain": the same with 16 outputs, and programs that stay for all projections of a layer.
     """
 
     outputs: int
@@ -41,8 +43,10 @@ class Tile:
         sizes = (self.outputs, self.columns, self.warps)
         if any(size < 1 or size & (size - 1) for size in sizes) or self.outputs < 2 or self.stages < 1:
             raise ConfigError(f"tile: sizes must be powers of two, at least 2 outputs and 1 stage, got {self}")
-        if self.kernel not in ("triton", "cuda"):
-            raise ConfigError(f"tile: kernel {self.kernel!r} is neither triton nor cuda")
+        if self.kernel not in ("triton", "cuda", "chain"):
+            raise ConfigError(f"tile: kernel {self.kernel!r} is none of triton, cuda and chain")
+        if self.kernel == "chain" and (self.outputs != 16 or self.columns != CUDA_COLUMNS or self.stages < 2):
+            raise ConfigError(f"tile: a chain takes 16 outputs, 64 columns, 2 stages or more, got {self}")
         if self.kernel == "cuda" and (self.outputs < 16 or self.columns != CUDA_COLUMNS or self.stages < 2):
             raise ConfigError(f"tile: the CUDA kernel takes 16 outputs, 64 columns, 2 stages or more, got {self}")
 
@@ -80,7 +84,7 @@ class Tiles:
         return Choice(operation, out, width, rows, None, "more rows than tiles are measured for")
 
     def to_json(self, device: str) -> dict[str, Any]:
-        ordered = sorted(self.choices.values(), key=lambda c: (c.out * c.width, OPERATIONS.index(c.operation), c.rows))
+        ordered = sorted(self.choices.values(), key=lambda c: (c.out * c.width, (*OPERATIONS, LAYER).index(c.operation), c.rows))
         return {"device": device, "choices": [asdict(one) for one in ordered]}
 
     def updated(self, choices: Iterable[Choice]) -> Tiles:
@@ -100,8 +104,10 @@ class OneTile(Tiles):
 
 
 def unmeasured(operation: str, out: int, width: int, rows: int) -> Choice:
-    """Fused up to 16 rows. Few outputs a program, so that there are many programs to read at once."""
-    if rows > _UNMEASURED_ROWS:
+    """Chained up to 8 rows, fused up to 16. Few outputs a program, so that there are many programs to read at once."""
+    if rows <= _CHAINED_ROWS and operation in (LAYER, "lm_head"):
+        return Choice(operation, out, width, rows, Tile(16, CUDA_COLUMNS, 8, 6 if rows <= 2 else 5 if rows <= 4 else 4, "chain"), "not measured")
+    if rows > _UNMEASURED_ROWS or operation == LAYER:
         return Choice(operation, out, width, rows, None, "not measured")
     tile = by_triton(out, width, rows) if rows == 1 else Tile(16, CUDA_COLUMNS, 8, 3, "cuda")
     return Choice(operation, out, width, rows, tile, "not measured")
@@ -139,7 +145,7 @@ def package_file(device: str) -> Path:
 
 
 def _choice(fields: Mapping[str, Any]) -> Choice:
-    if fields["operation"] not in OPERATIONS or fields["rows"] not in ROWS:
+    if fields["operation"] not in (*OPERATIONS, LAYER) or fields["rows"] not in ROWS:
         raise ConfigError(f"{fields['operation']!r} for {fields['rows']!r} rows is no choice")
     tile = None if fields["tile"] is None else Tile(**fields["tile"])
     return Choice(**{**fields, "tile": tile})
