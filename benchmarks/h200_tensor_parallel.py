@@ -1,7 +1,7 @@
 """A whole decode step on several GPUs, Llama-3's shapes in bfloat16: graph beside eager, nodes counted, in its share.
 
 torchrun --standalone --nproc-per-node 2 benchmarks/h200_tensor_parallel.py [--shape llama-3-8b] [--rows 1,16,64]
-    [--operations unfused,fused,unfused+nccl] [--tables DIR] [--out DIR]
+    [--operations unfused,unfused+nccl,fused] [--tables DIR] [--out DIR]
 
 Any number of ranks that the heads allow: 4 and 8 too, and --shape llama-3-70b. Weights are random, made on the devices.
 With `+nccl` all sums go through NCCL. Of each of the operations rank 0 writes DIR/h200_tp_SHAPE_OPERATIONS_xN.json as
@@ -110,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="llama-3-8b")
     parser.add_argument("--rows", default="1,16,64")
-    parser.add_argument("--operations", default="unfused,fused,unfused+nccl")
+    parser.add_argument("--operations", default="unfused,unfused+nccl,fused")
     parser.add_argument("--tables", type=Path, default=None)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()

@@ -96,8 +96,7 @@ class FusedOperations:
         attend: Attend,
         adapters: LayerAdapters = NO_ADAPTERS,
     ) -> Hidden:
-        chains = adapters == NO_ADAPTERS and self._shape.reduce is None
-        tile = self._choose_chain(len(hidden.new), weights).tile if chains else None
+        tile = None if adapters != NO_ADAPTERS else self._choose_chain(len(hidden.new), weights).tile
         if tile is not None:
             return self._chained(hidden, weights, places, kv, attend, tile)
         x = self._finished(hidden)
@@ -267,6 +266,8 @@ class FusedOperations:
     def _choose_chain(self, rows: int, weights: LayerWeights) -> Choice:
         """With a tile where a layer's projections are chained. By the size of its last one."""
         choice = self._tiles.choose(LAYER, *weights.down.shape, rows)
+        if self._shape.reduce is not None:
+            return replace(choice, tile=None, source="sums over ranks stand between the projections")
         tile = choice.tile
         if tile is None or tile.kernel != "chain":
             return replace(choice, tile=None)
