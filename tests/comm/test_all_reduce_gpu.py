@@ -60,7 +60,7 @@ def every_way(group: Group) -> dict[str, Any]:
                 captured = source is Source.ROW
 
                 def once(x: torch.Tensor = x, choice: Choice = choice, residual: torch.Tensor = residual) -> Any:
-                    return all_reduce(x.clone(), choice=choice), all_reduce(x.clone(), residual, choice=choice)
+                    return all_reduce(x * 1, choice=choice), all_reduce(x * 1, residual, choice=choice)
 
                 if captured:
                     all_reduce.begin(BatchDescriptor.decode(1))
