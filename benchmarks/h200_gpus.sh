@@ -20,7 +20,7 @@ step() { # NAME SECONDS COMMAND...
     timeout -k 5 "$limit" "$@" >"$work/$name.log" 2>"$work/$name.err" </dev/null
     echo "== $name: exit code $?, $(($(date +%s) - started)) of at most $limit s" | tee -a "$work/steps.log"
     tail -n 25 "$work/$name.log" | cut -c -600
-    tail -n 8 "$work/$name.err" | cut -c -400
+    tail -n 30 "$work/$name.err" | cut -c -300
     tar -czf "$out/part.tmp" -C "$work" . && mv "$out/part.tmp" "$out/gpus_$part.tgz"
 }
 
