@@ -3,7 +3,8 @@
 torchrun --standalone --nproc-per-node 2 benchmarks/h200_allreduce.py [--out DIR] [--stress 50000] [--samples 15]
 
 Any number of ranks from 2 to 8. Rank 0 writes DIR/h200_allreduce_xN.json, the picture beside it, and the tuned table
-(DIR/tables/nvidia_h200_xN.json, to go to src/stepgraph/comm/tables). DIR: benchmarks/results by default.
+(DIR/tables/nvidia_h200_xN.json, to go to src/stepgraph/comm/tables), once all is measured; and the JSON once more with
+what follows. DIR: benchmarks/results by default.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ def rows(times: dict[int, Times], table: Table) -> list[list[Any]]:
     return found
 
 
-def complaints(group: Group, times: dict[int, Times], table: Table, wrong: int) -> list[str]:
-    found = [f"{wrong} wrong elements in the stress test"] if wrong else []
-    for nbytes, bar in BARS.items() if group.world == 2 else ():
+def complaints(world: int, times: dict[int, Times], table: Table) -> list[str]:
+    found = []
+    for nbytes, bar in BARS.items() if world == 2 else ():
         took = statistics.median(times[nbytes][algorithm(table.captured, nbytes), True])
         print(f"{nbytes // KIB:>6} KiB in a graph: {took:.2f} µs; bar {bar}, published {PUBLISHED[nbytes]}")
         if took > bar:
@@ -99,6 +100,27 @@ def measure(group: Group, all_reduce: AllReduce, samples: int) -> dict[int, Time
     return times
 
 
+def result(times: dict[int, Times], table: Table, samples: int) -> dict[str, Any]:
+    differ = crossovers_differ(table.captured, table.eager)
+    return {
+        "name": f"h200_allreduce_x{table.world}",
+        "definition": f"One all-reduce of bfloat16 on {table.world} GPUs, device time, the slowest rank's, median of "
+        f"{samples}: several in a graph, or launched while the device is held, ranks lined up before. `library` is "
+        f"NCCL. The table's choice stands beside. Crossovers captured and eager "
+        f"{'differ' if differ else 'are the same'}.",
+        "unit": "µs",
+        "machine": machine(),
+        "versions": versions("torch", "triton", "cuda-bindings"),
+        "commit": commit(),
+        "columns": ["KiB", "where", "choice", *SHOWN],
+        "rows": rows(times, table),
+        "table": table.as_dict(),
+        "samples": {str(size): {f"{name}, {'graph' if captured else 'eager'}": taken
+                                for (name, captured), taken in took.items()}
+                    for size, took in times.items()},
+    }  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -114,40 +136,22 @@ def main() -> int:
         table = fitted(torch.cuda.get_device_name(group.device), group.world, times)
         group.agree("the table that was fitted", table.as_dict())
         all_reduce.close()
+        wrong = complaints(group.world, times, table) if group.rank == 0 else []
+        if group.rank == 0:
+            write_result(result(times, table, options.samples), options.out)
+            print(f"table: {write_table(table, options.out / 'tables')}", *rows(times, table), sep="\n", flush=True)
+            draw(times, table, options.out / f"h200_allreduce_x{group.world}.png")
         other = frozen_beside_eager(group, table)
         stressed = make_all_reduce(group, table=table)
         checked = stress(group, stressed, captured=options.stress, graphs=25)
         stressed.close()
         if group.rank:
             return 0
-        wrong = complaints(group, times, table, checked.wrong)
-        draw(times, table, options.out / f"h200_allreduce_x{group.world}.png")
-        print(f"table: {write_table(table, options.out / 'tables')}")
-        differ = crossovers_differ(table.captured, table.eager)
-        print(f"one message, two algorithms: {other}", f"stress: {checked}", *rows(times, table), sep="\n")
-        write_result(
-            {
-                "name": f"h200_allreduce_x{group.world}",
-                "definition": f"One all-reduce of bfloat16 on {group.world} GPUs, device time, the slowest rank's, "
-                f"median of {options.samples}: several in a graph, or launched while the device is held, ranks lined "
-                f"up before. `library` is NCCL. The table's choice stands beside. Crossovers captured and eager "
-                f"{'differ' if differ else 'are the same'}. {checked.captured} captured and {checked.eager} eager sums "
-                f"of random sizes, each checked: {checked.wrong} wrong elements.",
-                "unit": "µs",
-                "machine": machine(),
-                "versions": versions("torch", "triton", "cuda-bindings"),
-                "commit": commit(),
-                "columns": ["KiB", "where", "choice", *SHOWN],
-                "rows": rows(times, table),
-                "table": table.as_dict(),
-                "one message, two algorithms": other,
-                "stress": asdict(checked),
-                "samples": {str(size): {f"{name}, {'graph' if captured else 'eager'}": taken
-                                        for (name, captured), taken in took.items()}
-                            for size, took in times.items()},
-            },
-            options.out,
-        )  # fmt: skip
+        print(f"one message, two algorithms: {other}", f"stress: {checked}", sep="\n")
+        if checked.wrong:
+            wrong.append(f"{checked.wrong} wrong elements in the stress test")
+        found = result(times, table, options.samples)
+        write_result({**found, "one message, two algorithms": other, "stress": asdict(checked)}, options.out)
         print("; ".join(wrong) or "within the bars, every sum right")
         return 1 if wrong else 0
 

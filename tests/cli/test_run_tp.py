@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine.hf import write_checkpoint
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROMPTS = ("first", "a second, longer prompt")
+TWO_GPUS = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
+)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"), "llama", num_key_value_heads=2, num_attention_heads=4)
+    return write_checkpoint(
+        tmp_path_factory.mktemp("model"), hidden_size=64, num_key_value_heads=2, num_attention_heads=4,
+        max_position_embeddings=60_000, eos_token_id=None,
+    )  # fmt: skip
 
 
 def run(
@@ -35,25 +44,14 @@ def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def options(model: Path, *more: str) -> list[str]:
-    chosen = [
-        "run",
-        *PROMPTS,
-        "--model",
-        str(model),
-        "--device",
-        "cpu",
-        "--json",
-        "--max-tokens",
-        "8",
-        "--ladder",
-        "1,2",
-    ]
-    return [*chosen, *more]
+def options(model: Path, *more: str, device: str = "cpu") -> list[str]:
+    where = ("--model", str(model), "--device", device, "--dtype", "float32", "--kv-bytes", "50000000")
+    return ["run", *PROMPTS, *where, "--json", "--max-tokens", "8", "--ladder", "1,2", *more]
 
 
-def test_ranks_that_are_started_here_print_once(model: Path) -> None:
-    alone, two = (report(run(*options(model, *more))) for more in ((), ("--tp", "2")))
+@pytest.mark.parametrize("device", ["cpu", TWO_GPUS])
+def test_ranks_that_are_started_here_print_once(model: Path, device: str) -> None:
+    alone, two = (report(run(*options(model, *more, device=device))) for more in ((), ("--tp", "2")))
     assert [one["token_ids"] for one in two["results"]] == [one["token_ids"] for one in alone["results"]]
     assert alone["parallel"] is None
     assert two["parallel"]["ranks"] == 2
@@ -85,3 +83,47 @@ def test_ranks_that_cannot_be(model: Path, more: tuple[str, ...], message: str) 
     done = run(*options(model, *more))
     assert done.returncode in (1, 2)
     assert message in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+@pytest.mark.parametrize("device", ["cpu", TWO_GPUS])
+def test_a_rank_killed_while_decoding_ends_the_command(model: Path, device: str) -> None:
+    where = ("--model", str(model), "--device", device, "--dtype", "float32", "--kv-bytes", "50000000")
+    command = [sys.executable, "-m", "stepgraph", "run", PROMPTS[0], *where, "--max-tokens", "50000", "--tp", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.read(256)  # it decodes
+        first, second = map(int, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split())
+        os.kill(second, signal.SIGKILL)
+        started = time.monotonic()
+        _, said = launcher.communicate(timeout=60)
+        assert time.monotonic() - started < 15
+        assert launcher.returncode == 1 and b"rank 1 died" in said, said
+        assert not _runs(first)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a parent's death")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_its_launcher(how: signal.Signals) -> None:
+    rank = "from stepgraph.cli.ranks import *; end_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(how)
+        parent.wait()
+        until = time.monotonic() + 5
+        while _runs(pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

@@ -189,3 +189,6 @@ def test_ranks_are_read_from_a_launcher() -> None:
         Ranks.of({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(CommError, match="no number"):
         Ranks.of({**ranks.environment(), "RANK": "x"})
+    for name, number in (("RANK", "4"), ("RANK", "-1"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "2"), ("WORLD_SIZE", "1")):
+        with pytest.raises(CommError, match="count from 0"):
+            Ranks.of({**ranks.environment(), name: number})

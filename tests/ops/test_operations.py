@@ -11,7 +11,7 @@ from ops.interpreter import check_interpreted
 from ops.layers import check_cache, distance, make_adapters, make_case, run
 
 from stepgraph.ops import operations
-from stepgraph.ops.operations import DecoderShape, choose_operations, get_operations
+from stepgraph.ops.operations import choose_operations, get_operations
 from stepgraph.ops.reference_set import ReferenceOperations
 from stepgraph.runtime import ConfigError
 from stepgraph.runtime.nodes import GraphNode
@@ -43,18 +43,6 @@ def test_unfused_is_the_default_on_cuda() -> None:
 def test_what_cannot_run_is_refused(name: str | None, device: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"operations: {says}"):
         choose_operations(name, device)
-
-
-def test_a_set_that_does_not_sum_over_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "find_spec", lambda name: True)  # whether triton is there or not
-    with pytest.raises(ConfigError, match="'fused' does not sum over ranks; use unfused or reference"):
-        choose_operations("fused", "cuda", sums=True)
-    vectors = torch.zeros(1, 4)
-    shape = DecoderShape(1, 1, 4, 1e-5, cos=vectors, sin=vectors, reduce=lambda x, residual: x)
-    with pytest.raises(ConfigError, match="'fused' does not sum over ranks"):
-        get_operations("fused", "cuda", shape)
-    for name in ("unfused", "reference"):
-        assert choose_operations(name, "cuda", sums=True) == name
 
 
 def test_without_triton_the_reference_remains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from stepgraph.comm.group import Group
 
 _GRACE_S = 10.0  # for ranks to end by themselves once one has failed
+_HELD_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"  # the ranks' store: set by torchrun, and by `launch`
+_PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
@@ -26,6 +30,8 @@ def joined(tp: int | None, device: str | None) -> Iterator[Group | None]:
     if not _is_rank(os.environ):
         yield None
         return
+    if _HELD_BY_LAUNCHER in os.environ:
+        end_with_parent()
     import torch
 
     from stepgraph.comm.group import Group
@@ -38,6 +44,12 @@ def joined(tp: int | None, device: str | None) -> Iterator[Group | None]:
         raise ConfigError(f"--tp is {tp}, and the launcher has started {ranks.world} ranks; leave --tp out")
     with Group(ranks, device or ("cuda" if torch.cuda.is_available() else "cpu")) as group:
         yield group
+
+
+def end_with_parent() -> None:
+    """A launcher that is killed cannot end its ranks, which would hold their GPUs; so the kernel does, on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 def must_launch(tp: int) -> bool:
@@ -70,7 +82,7 @@ def launch(world: int) -> int:
     processes = []
     for rank in range(world):
         ranks = Ranks(rank, world, rank, world, "127.0.0.1", store.port)
-        environment = {**os.environ, **ranks.environment(), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        environment = {**os.environ, **ranks.environment(), _HELD_BY_LAUNCHER: "True"}
         apart = None if rank == 0 else subprocess.DEVNULL
         processes.append(subprocess.Popen(command, env=environment, stdin=apart, stdout=apart))
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 from stepgraph.comm.errors import CommError
+
+_HANDLE_BYTES = 64
 
 
 class CudaIpc:
@@ -21,13 +24,14 @@ class CudaIpc:
         """See `PeerMemory`. Raises CommError: the driver does not export this memory."""
         base, _ = self._call("cuMemGetAddressRange", address)
         handle = self._call("cuIpcGetMemHandle", int(base))
-        return bytes(handle.reserved), address - int(base)
+        # Through its address: the bindings' name for its bytes changes with their version.
+        return ctypes.string_at(int(handle.getPtr()), _HANDLE_BYTES), address - int(base)
 
     def open(self, handle: bytes) -> int:
         """See `PeerMemory`. Raises CommError: the driver does not open it."""
         if handle not in self._opened:
             peer = self._driver.CUipcMemHandle()
-            peer.reserved = handle
+            ctypes.memmove(int(peer.getPtr()), handle, _HANDLE_BYTES)
             flag = int(self._driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
             self._opened[handle] = int(self._call("cuIpcOpenMemHandle", peer, flag))
         return self._opened[handle]

@@ -30,7 +30,7 @@ class Ranks:
         """None where no launcher has set anything.
 
         Raises:
-            CommError: some of the variables without the others, or one that is no number.
+            CommError: some of the variables without the others, one that is no number, or numbers that cannot be.
         """
         if "RANK" not in environment and "WORLD_SIZE" not in environment:
             return None
@@ -43,6 +43,9 @@ class Ranks:
             )
         except ValueError as error:
             raise CommError(f"ranks: of {', '.join(_NAMES)} one is no number: {error}") from None
+        for name, number, among in (("", rank, world), ("LOCAL_", local_rank, local_world)):
+            if not 0 <= number < among <= world:  # it would wait for the others forever
+                raise CommError(f"ranks: {name}RANK is {number} and {name}WORLD_SIZE {among}; ranks count from 0")
         return cls(rank, world, local_rank, local_world, environment["MASTER_ADDR"], port)
 
     @property

@@ -121,7 +121,8 @@ class SymmetricKernels:
         return x.copy_(staged)
 
     def gathers(self, tensor: torch.Tensor) -> bool:
-        return tensor.element_size() == 4 and tensor.is_contiguous() and tensor.numel() <= _GATHERED
+        # An empty one would not line the ranks up, which a second set of slots needs.
+        return tensor.element_size() == 4 and tensor.is_contiguous() and 0 < tensor.numel() <= _GATHERED
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         out = torch.empty((self._world, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
@@ -214,14 +215,18 @@ def _symmetric(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 def _addresses(workspace: torch.Tensor, group: Group) -> list[int]:
-    """Of every rank's workspace, zeroed everywhere: a slot of zeros is an empty one."""
+    """Of every rank's workspace, zeroed everywhere: a slot of zeros is an empty one.
+
+    The handle knows allocations, and torch may hand out a part of one.
+    """
     import torch.distributed._symmetric_memory as symmetric_memory
 
     handle = symmetric_memory.rendezvous(workspace, group.name)
     workspace.zero_()
     torch.cuda.synchronize(group.device)
-    group.exchange(None)  # nobody writes before all have zeroed
-    return list(handle.buffer_ptrs)
+    bases = list(handle.buffer_ptrs)
+    offsets = group.exchange(workspace.data_ptr() - bases[group.rank])  # nobody writes before all have zeroed
+    return [base + offset for base, offset in zip(bases, offsets, strict=True)]
 
 
 def _rounded(nbytes: int) -> int:

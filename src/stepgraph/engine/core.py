@@ -85,8 +85,7 @@ class EngineCore(Stepping):
                 f"graphs: the engine decodes one token a step without adapters; query lengths "
                 f"{graphs.decode.query_lens} must be (1,) and LoRA cases {graphs.lora_cases} (0,)"
             )
-        compiled, sums = graphs.compile is not Compile.OFF, parallel is not None
-        choose_operations(model.operations.name, model.device, compiled=compiled, sums=sums)
+        choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF)
         if parallel is not None:
             parallel.require_plain(adapters=lora is not None, steps_per_launch=steps_per_launch)
             graphs = parallel.graphs(graphs)

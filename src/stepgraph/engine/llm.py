@@ -141,7 +141,7 @@ class LLM:
         config = with_cases(config, lora)
         compiled = config.compile is not Compile.OFF
         # Before the weights, which take a while.
-        operations = choose_operations(operations, target, compiled=compiled, sums=parallel is not None)
+        operations = choose_operations(operations, target, compiled=compiled)
         choose_token = get_sampler(sampler)
         if parallel is not None:
             parallel.require_plain(adapters=lora is not None, steps_per_launch=most)

@@ -122,16 +122,12 @@ class OperationSet(Protocol):
 
 _DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
 _TRITON = ("unfused", "fused")  # the sets whose kernels are written in it
-_SUM_OVER_RANKS = ("unfused", "reference")
 
 
-def choose_operations(
-    name: str | None, device: torch.device | str, *, compiled: bool = False, sums: bool = False
-) -> str:
+def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False) -> str:
     """The set that runs on a device: `name`, or the preferred one for None.
 
     compiled: whether torch's compiler is to see what it does; it sees no kernels that are launched past torch.
-    sums: whether it must sum over ranks that compute a model together.
 
     Raises:
         ConfigError: an unknown name, a set that does not run there, or one whose packages are missing.
@@ -140,12 +136,8 @@ def choose_operations(
     here = [known for known, kinds in _DEVICE_TYPES.items() if kind in kinds]
     if compiled and name in _TRITON:
         raise ConfigError(f"operations: torch's compiler does not see the kernels of '{name}'; use reference")
-    if sums and name in _DEVICE_TYPES and name not in _SUM_OVER_RANKS:
-        raise ConfigError(f"operations: '{name}' does not sum over ranks; use {' or '.join(_SUM_OVER_RANKS)}")
     if compiled or find_spec("triton") is None:
         here = [known for known in here if known not in _TRITON]
-    if sums:
-        here = [known for known in here if known in _SUM_OVER_RANKS]
     usable = f"available on {kind}: {', '.join(here) or 'none'}"
     if name is None:
         if not here:
@@ -162,7 +154,7 @@ def choose_operations(
 
 def get_operations(name: str | None, device: torch.device | str, shape: DecoderShape) -> OperationSet:
     """Make the set `name` (None: the preferred one) for a device. Raises ConfigError where it cannot run."""
-    chosen = choose_operations(name, device, sums=shape.reduce is not None)
+    chosen = choose_operations(name, device)
     if chosen == "reference":
         from stepgraph.ops.reference_set import ReferenceOperations
 

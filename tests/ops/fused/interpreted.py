@@ -3,6 +3,8 @@
 bfloat16 is left to the GPU: the interpreter multiplies its bits as integers.
 """
 
+from dataclasses import replace
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from ops.fused.cases import OPERATIONS, Case, error
@@ -45,6 +47,20 @@ def adapters() -> None:
     assert distance(cache, want_cache) < 1e-5
 
 
+def ranks() -> None:
+    """Of two ranks each has half of what every output and down projection adds; here both are the same one."""
+    for heads, tiles in (((6, 2, 16), Tiles()), ((4, 4, 12), OneTile(None))):
+        case = make_case(LENGTHS, heads=heads)
+        want, want_cache = run(ReferenceOperations(case.shape), case)
+        halves = replace(case, layers=[
+            replace(layer, attention_out=layer.attention_out / 2, down=layer.down / 2) for layer in case.layers
+        ])  # fmt: skip
+        shape = replace(case.shape, reduce=lambda x, residual: x * 2 + residual)
+        got, cache = run(FusedOperations(shape, tiles, overlap=False), halves)
+        assert distance(got, want) < 1e-5, (heads, distance(got, want))
+        assert distance(cache, want_cache) < 1e-5, heads
+
+
 def operations() -> None:
     for operation in OPERATIONS:
 
@@ -61,4 +77,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     layers()
     adapters()
+    ranks()
     operations()

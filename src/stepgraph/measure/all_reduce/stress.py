@@ -12,7 +12,8 @@ from stepgraph.comm.group import Group
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.platforms import platform_for
 
-_SCALES = (1.0, 2.0, 4.0, 8.0)  # sums over up to 8 ranks stay exact in bfloat16
+_SCALES = (1.0, 2.0, 4.0, 8.0)
+_FACTORS = 7  # of sums that follow each other; a sum over up to 8 ranks times one of them stays exact in bfloat16
 _IN_A_GRAPH = 20
 
 
@@ -30,21 +31,25 @@ class Stress:
 
 
 class _Checked:
-    """One sum after another: of a pattern with zeros, scaled by what the device holds, compared on the device."""
+    """One sum after another: of a pattern with zeros, scaled by what the device holds, compared on the device. Each has
+    a factor of its own, so that what is left of the one before is not taken for it."""
 
     def __init__(self, group: Group, all_reduce: AllReduce, dtype: torch.dtype) -> None:
         self._group, self._all_reduce, self._dtype = group, all_reduce, dtype
         self.scale = torch.ones((), device=group.device)
         self.wrong = torch.zeros((), dtype=torch.int64, device=group.device)
         self._ranks = group.world * (group.world + 1) // 2
+        self._made = 0
 
     def pattern(self, nbytes: int) -> torch.Tensor:
         count = nbytes // self._dtype.itemsize
         return (torch.arange(count, device=self._group.device) % 3 != 0).to(self._dtype)
 
     def sum(self, pattern: torch.Tensor, *, residual: bool) -> None:
-        x = pattern * ((self._group.rank + 1) * self.scale).to(self._dtype)
-        expected = pattern * (self._ranks * self.scale).to(self._dtype)
+        factor = 1 + self._made % _FACTORS
+        self._made += 1
+        x = pattern * ((self._group.rank + 1) * factor * self.scale).to(self._dtype)
+        expected = pattern * (self._ranks * factor * self.scale).to(self._dtype)
         found = self._all_reduce(x, pattern if residual else None)
         self.wrong += (found != (expected + pattern if residual else expected)).sum()
 

@@ -42,6 +42,8 @@ NINE = (
 class FusedOperations:
     """float32, bfloat16 and float16, on CUDA. Rows carry no residual of their own: each projection adds it in place.
 
+    Of several ranks, each with a part of a projection, the sum over them adds it.
+
     Each projection is fused or not by itself, by the number of rows; `describe` says how, and so do a graph's regions.
 
     tiles: by default those measured on this device. overlap: programmatic dependent launch; by default where it exists.
@@ -80,10 +82,10 @@ class FusedOperations:
             attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             attend(q, kv, attended)
         with region("output_projection"):
-            self.add("attention_out", attended.flatten(1), weights.attention_out, x, adapters)
+            x = self.add("attention_out", attended.flatten(1), weights.attention_out, x, adapters)
         activated = self.activated(x, weights, adapters)
         with region("down_projection"):
-            self.add("down", activated, weights.down, x, adapters)
+            x = self.add("down", activated, weights.down, x, adapters)
         return Hidden(x)
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
@@ -92,10 +94,7 @@ class FusedOperations:
 
     def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         with region("lm_head"):
-            tile = self._tile("lm_head", normed, weight)
-            if tile is None:
-                return F.linear(normed, weight)
-            return launches.linear(normed, weight, tile, overlap=self._overlap)
+            return self._linear("lm_head", normed, weight)
 
     def describe(self, weights: LayerWeights, lm_head: torch.Tensor, rows: int) -> dict[str, str]:
         """What each projection is for a batch of so many rows, and on what figures."""
@@ -164,8 +163,13 @@ class FusedOperations:
         weight: torch.Tensor,
         x: torch.Tensor,
         adapters: LayerAdapters = NO_ADAPTERS,
-    ) -> None:
-        """values through weight, and through the adapter of its rows, added to x in place."""
+    ) -> torch.Tensor:
+        """values through weight, and through the adapter of its rows, added to x: in place, but for what is summed over
+        ranks, which have no adapters."""
+        if self._shape.reduce is not None:
+            part = self._linear(operation, values, weight)
+            with region("all_reduce"):
+                return self._shape.reduce(part, x)
         tile = self._tile(operation, values, weight)
         if tile is None:
             x.addmm_(values, weight.t())
@@ -174,6 +178,11 @@ class FusedOperations:
         adapt = adapters.attention_out if operation == "attention_out" else adapters.down
         if adapt is not None:
             adapt(values, x)
+        return x
+
+    def _linear(self, operation: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        tile = self._tile(operation, x, weight)
+        return F.linear(x, weight) if tile is None else launches.linear(x, weight, tile, overlap=self._overlap)
 
     def _tile(self, operation: str, x: torch.Tensor, weight: torch.Tensor) -> Tile | None:
         return self._choose(operation, len(x), weight).tile
