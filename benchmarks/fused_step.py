@@ -13,17 +13,14 @@ from stepgraph.engine.random_model import SHAPES
 from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.projections import Projections
 from stepgraph.measure.tune import tile_name
-from stepgraph.ops.attention import cuda_decode
 from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OPERATIONS, Choice, OneTile, Tile, Tiles, by_triton, load_tiles
-from stepgraph.runtime import BatchDescriptor
 
 FEW = [1, 2, 4, 8, 16]
 SAME = [  # tiles that all projections of a step may have
+    Tile(16, 64, 8, 6, "cuda"),
     Tile(16, 64, 8, 3, "cuda"),
-    Tile(16, 64, 8, 4, "cuda"),
     Tile(32, 64, 8, 3, "cuda"),
-    Tile(16, 64, 4, 6, "cuda"),
     Tile(4, 1024, 4),
     Tile(8, 1024, 4),
 ]
@@ -36,26 +33,8 @@ class ByTriton(Tiles):
         return Choice(operation, out, width, rows, by_triton(out, width, rows), "by rule")
 
 
-class Deep(Tiles):
-    """As chosen, but an output projection that holds many of its weights before attention has ended."""
-
-    def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
-        if operation == "attention_out":
-            return Choice(operation, out, width, rows, Tile(16, 64, 8, 6, "cuda"), "deep")
-        return super().choose(operation, out, width, rows)
-
-
-def logits(decode: DecodeRows, attention: bool = True) -> torch.Tensor:
-    """Of the rows that are staged, without sampling; without attention, of whatever its output would lie in."""
-    model, core = decode.core.model, decode.core
-    views = decode.buffers.views(BatchDescriptor.decode(decode._live))
-    tables, lengths = views["block_tables"], views["seq_lens"]
-
-    def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
-        if attention:
-            core.attention.decode(q, kv, tables, lengths, out)
-
-    return model.logits(model.forward(views["tokens"], views["positions"], tables, core.kv_cache, attend))
+def no_attention(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+    """What would be its output is whatever lies there."""
 
 
 def graphed(call: Callable[[], object]) -> float:
@@ -74,28 +53,17 @@ def graphed(call: Callable[[], object]) -> float:
 def where_time_goes(decode: DecodeRows) -> list[list[Any]]:
     """Of a fused step; differences are what a part adds, not what it takes by itself."""
     decode.rewind()
-    whole = graphed(lambda: logits(decode))
     rows = [
-        ["layers and LM head, without sampling", whole],
-        ["the same without attention", graphed(lambda: logits(decode, attention=False))],
+        ["layers and LM head, without sampling", graphed(decode.logits)],
+        ["the same without attention", graphed(lambda: decode.logits(no_attention))],
     ]
     model = decode.core.model
     chosen = model.operations
+    assert isinstance(chosen, FusedOperations)
     for name, tiles in (("Triton by rule", ByTriton()), *((tile_name(tile), OneTile(tile)) for tile in SAME)):
-        model.operations = FusedOperations(chosen._shape, tiles)
-        rows.append([f"the same, all projections {name}", graphed(lambda: logits(decode))])
-    deep = FusedOperations(chosen._shape, Deep(chosen._tiles.choices.values()))
-    kept = cuda_decode._TRIGGER
-    starts = (("as it does", kept), ("at once", -1), ("after its wait", 1 << 20), ("at its end", 0))
-    for name, blocks in starts:
-        cuda_decode._TRIGGER = blocks
-        cuda_decode._kernel.cache_clear()
-        for which, made in (("as chosen", chosen), ("with a deep output projection", deep)):
-            model.operations = made
-            told = f"the same, {which}, attention lets the next kernel start {name}"
-            rows.append([told, graphed(lambda: logits(decode))])
-    cuda_decode._TRIGGER, model.operations = kept, chosen
-    cuda_decode._kernel.cache_clear()
+        model.operations = chosen.with_tiles(tiles)
+        rows.append([f"the same, all projections {name}", graphed(decode.logits)])
+    model.operations = chosen
     return rows
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
-from fused_step import FEW, by_operation, logits, where_time_goes
+from fused_step import FEW, by_operation, where_time_goes
 
 from stepgraph import SamplingParams
 from stepgraph.engine.model import DecoderModel
@@ -115,7 +115,7 @@ def check(shape: str, fused: DecodeRows, unfused: DecodeRows) -> list[str]:
     for decode in (fused, unfused):
         decode.rewind()
         decode.buffers["tokens"].fill_(1)
-    got, want = (logits(decode).float() for decode in (fused, unfused))
+    got, want = (decode.logits().float() for decode in (fused, unfused))
     error = float((got - want).norm() / want.norm())
     counted = census(fused.core.runner.graph_nodes(1))
     model = fused.core.model

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from common import in_turns, quantiles, ratio, versions
-from fused_step import logits
 from h200_fused import BIG, CONTEXT, MOST_ERROR, ROUNDS, SIZES, SMALL, captured, compared, floor_ms, ms, write
 from peers import PEERS, Compiled, PeerMissing
 
@@ -118,7 +117,7 @@ def first_logits(model: DecoderModel) -> torch.Tensor:
     decode.stage(1)
     decode.rewind()
     decode.buffers["tokens"].fill_(1)
-    return logits(decode)[0].float()
+    return decode.logits()[0].float()
 
 
 def from_truth(peer: Any, compiled: Compiled, truth: torch.Tensor) -> float:

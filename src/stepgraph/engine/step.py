@@ -99,10 +99,8 @@ class DecoderStep:
         else:
             last = self._mixed(tokens, positions, seq_lens, block_tables, query_lens, prompt_tokens, lora)
         logits = self._model.logits(last)
-        with region("advance"):
-            places = positions + 1
         with region("sampling"):
-            self._sample(logits, position=places, out=tokens, **sampling)
+            self._sample(logits, position=positions, out=tokens, **sampling)
         with region("advance"):
             size = self._kv_cache.shape[3]
             advance(tokens, positions, seq_lens, block_tables, limits, stops, mailboxes, self._told, self._halt, size)

@@ -20,7 +20,7 @@ from stepgraph.engine.random_model import SHAPES, random_model
 from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import sampling_inputs
 from stepgraph.ops.attention import get_backend
-from stepgraph.ops.operations import choose_operations
+from stepgraph.ops.operations import Attend, choose_operations
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import GraphConfig
@@ -125,6 +125,23 @@ class DecodeRows:
     def bare(self) -> object:
         """The step function itself on the rows that are staged, as a recording of it calls it."""
         return self.runner._run.step(**self.buffers.views(BatchDescriptor.decode(self._live)))
+
+    def logits(self, attend: Attend | None = None) -> torch.Tensor:
+        """[rows, vocab] of the rows that are staged: a step without sampling, launched here and now.
+
+        attend: in place of the core's attention.
+        """
+        model, attention = self.core.model, self.core.attention
+        views = self.buffers.views(BatchDescriptor.decode(self._live))
+        tables, lengths = views["block_tables"], views["seq_lens"]
+
+        def attend_to_all(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+            attention.decode(q, kv, tables, lengths, out)
+
+        hidden = model.forward(
+            views["tokens"], views["positions"], tables, self.core.kv_cache, attend or attend_to_all
+        )  # fmt: skip
+        return model.logits(hidden)
 
     def step(self, runner: GraphRunner | None = None) -> None:
         """One step of the rows that are staged; by default through the core's own graphs."""

@@ -78,6 +78,11 @@ class Projections:
         found = state.run(self._made(tile), operation, self._weight(operation, 0))
         return torch.cat((found.flatten(), state.written())) if operation == "qkv" else found
 
+    def error(self, operation: str, rows: int, tile: Tile | None) -> float:
+        """Of `result`, relative to that of the library's."""
+        want, got = (self.result(operation, rows, one).float() for one in (None, tile))
+        return float((got - want).norm() / want.norm())
+
     def graph(self, operation: str, rows: int, tile: Tile | None) -> tuple[torch.cuda.CUDAGraph, int]:
         """A graph of it with one weight after the other, and how many."""
         operations, state = self._made(tile), _State(self, rows)

@@ -1,58 +1,75 @@
-"""Which tile each fused projection of a shape takes, measured on this device: what `ops/fused/tiles` holds."""
+"""Which tile each fused projection of a shape takes, measured on this device: what `ops/fused/tiles` holds.
+
+A projection is measured where it stands, in a decode step: what it costs is as much how soon its weights arrive while
+the kernel in front ends as how fast it reads them. By itself another tile may be the fastest.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.random_model import random_model
 from stepgraph.measure.clock import device_ms
+from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.projections import Projections
 from stepgraph.measure.result import Result, Rows
-from stepgraph.measure.stats import quantiles
-from stepgraph.ops.fused.tiling import CUDA_COLUMNS, OPERATIONS, Choice, Tile
+from stepgraph.ops.fused.operation_set import FusedOperations
+from stepgraph.ops.fused.tiling import CUDA_COLUMNS, OPERATIONS, Choice, Tile, Tiles, by_triton
+from stepgraph.runtime import GraphConfig
 from stepgraph.runtime.errors import ConfigError
 
 _REPLAYS = 20
+_CONTEXT = 512
+_LAYER_BYTES = 3 << 29  # of the weights of all layers of the step: many times the L2 cache
 _TOO_FAR = 2e-2  # relative error against the library's, above which a tile is not taken
+_TURNS, _TRIED_AGAIN = 2, 4  # over all projections; of each, the best of the turn before
 
-# The likeliest first: what there is no time for is not measured.
-_ONE_ROW = [
-    Tile(16, CUDA_COLUMNS, 8, 4, "cuda"),
-    Tile(4, 1024, 4),
-    Tile(2, 1024, 4),
-    Tile(16, CUDA_COLUMNS, 8, 3, "cuda"),
-    Tile(8, 1024, 4),
-    Tile(32, CUDA_COLUMNS, 8, 3, "cuda"),
-    Tile(16, CUDA_COLUMNS, 4, 6, "cuda"),
-    Tile(4, 2048, 8),
+_FEW_ROWS = [  # the first is what all begin with
     Tile(16, CUDA_COLUMNS, 8, 6, "cuda"),
+    Tile(16, CUDA_COLUMNS, 8, 4, "cuda"),
+    Tile(16, CUDA_COLUMNS, 8, 3, "cuda"),
+    Tile(16, CUDA_COLUMNS, 8, 8, "cuda"),
     Tile(16, CUDA_COLUMNS, 16, 2, "cuda"),
-    Tile(2, 2048, 8),
+    Tile(16, CUDA_COLUMNS, 16, 3, "cuda"),
+    Tile(16, CUDA_COLUMNS, 16, 6, "cuda"),
+    Tile(16, CUDA_COLUMNS, 4, 8, "cuda"),
+    Tile(16, CUDA_COLUMNS, 4, 12, "cuda"),
+    Tile(32, CUDA_COLUMNS, 8, 3, "cuda"),
+    Tile(32, CUDA_COLUMNS, 8, 6, "cuda"),
+    Tile(32, CUDA_COLUMNS, 16, 2, "cuda"),
+    Tile(32, CUDA_COLUMNS, 16, 3, "cuda"),
 ]
-_FEW_ROWS = [
+_MORE_ROWS = [
     Tile(16, CUDA_COLUMNS, 8, 3, "cuda"),
     Tile(32, CUDA_COLUMNS, 8, 2, "cuda"),
-    Tile(16, CUDA_COLUMNS, 8, 4, "cuda"),
+    Tile(32, CUDA_COLUMNS, 8, 4, "cuda"),
     Tile(32, CUDA_COLUMNS, 4, 4, "cuda"),
-    Tile(16, CUDA_COLUMNS, 4, 6, "cuda"),
-    Tile(32, 256, 4, 3),
+    Tile(32, CUDA_COLUMNS, 4, 8, "cuda"),
     Tile(64, CUDA_COLUMNS, 4, 2, "cuda"),
-    Tile(16, 256, 4, 3),
+    Tile(64, CUDA_COLUMNS, 8, 2, "cuda"),
+    Tile(64, CUDA_COLUMNS, 8, 3, "cuda"),
+    Tile(16, CUDA_COLUMNS, 8, 4, "cuda"),
+    Tile(64, 128, 4, 3),
 ]
-_MANY_ROWS = [Tile(32, CUDA_COLUMNS, 8, 2, "cuda"), Tile(16, CUDA_COLUMNS, 8, 2, "cuda"), Tile(64, 128, 4, 3)]
 
 Progress = Callable[[int, int, str], None]
+Chosen = Mapping[str, Tile | None]
+"""By projection; None: the library's."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one projection with all that surrounds it. tile: None is the library's. error: against that."""
+    """Microseconds of a step that has this tile, and of all others the best that were known. tile: None is the
+    library's. error: of this projection alone, relative to the library's.
+    """
 
     operation: str
     rows: int
@@ -62,7 +79,7 @@ class Timing:
 
 
 def candidates(rows: int) -> Sequence[Tile]:
-    return _ONE_ROW if rows == 1 else _FEW_ROWS if rows <= 16 else _MANY_ROWS
+    return _FEW_ROWS if rows <= 8 else _MORE_ROWS
 
 
 def tune(
@@ -70,7 +87,8 @@ def tune(
 ) -> tuple[list[Choice], Result]:
     """The fastest tile for each projection and number of rows, or the library's, in bfloat16; and all that was timed.
 
-    seconds: nothing is begun after so many. What could not be measured by then is in no choice.
+    seconds: nothing is begun after so many, shared by the numbers of rows. What could not be measured by then is in no
+    choice.
 
     Raises:
         ConfigError: there is no CUDA device.
@@ -79,77 +97,142 @@ def tune(
         raise ConfigError("tune: tiles are measured on a CUDA device; there is none")
     started = time.perf_counter()
     projections = Projections(config, torch.device("cuda"), torch.bfloat16)
-    plan = list(_plan(rows))
-    projections.compile_ahead([(operation, count, tile) for operation, count, tile in plan if tile is not None])
+    ahead = [(operation, count, tile) for count in rows for tile in candidates(count) for operation in OPERATIONS]
+    projections.compile_ahead(ahead)
     timings: list[Timing] = []
-    for done, (operation, count, tile) in enumerate(plan):
-        if time.perf_counter() - started > seconds:
-            break
+    choices: list[Choice] = []
+    source = f"stepgraph tune tiles, {torch.cuda.get_device_name()}"
+    for done, count in enumerate(rows):
         if progress is not None:
-            progress(done, len(plan), f"{operation} of {count}")
-        if tile is None or projections.works(operation, count, tile):
+            progress(done, len(rows), f"{count} rows")
+        left = seconds - (time.perf_counter() - started)
+        search = _Search(projections, _Step(config, count), count, time.perf_counter() + left / (len(rows) - done))
+        choices += search.run(source)
+        timings += search.timings
+    return choices, _result(name, timings, choices)
+
+
+class _Step:
+    """Some layers of the shape and its LM head, at one number of rows."""
+
+    def __init__(self, config: ModelConfig, rows: int) -> None:
+        heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        layer = 2 * config.hidden_size * (heads + 3 * config.intermediate_size)
+        fewer = replace(config, num_layers=min(config.num_layers, max(2, -(-_LAYER_BYTES // layer))))
+        self._model = random_model(
+            fewer, device="cuda", dtype=torch.bfloat16, max_positions=_CONTEXT + 1, operations="fused"
+        )
+        self._decode = DecodeRows(self._model, GraphConfig.preset("NONE"), rows=rows, context=_CONTEXT)
+        self._decode.stage(rows)
+        made = self._model.operations
+        assert isinstance(made, FusedOperations)
+        self._made = made
+
+    @torch.inference_mode()
+    def us(self, chosen: Chosen) -> float:
+        """The median of a graph's replays."""
+        self._model.operations = self._made.with_tiles(ChosenTiles(chosen))
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._decode.logits()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._decode.logits()
+        return statistics.median(device_ms(graph.replay, _REPLAYS)) * 1e3
+
+
+class ChosenTiles(Tiles):
+    """One tile for each projection, whatever the batch."""
+
+    def __init__(self, chosen: Chosen) -> None:
+        super().__init__()
+        self._chosen = chosen
+
+    def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
+        return Choice(operation, out, width, rows, self._chosen[operation], "chosen")
+
+
+class _Search:
+    """One projection after the other takes what makes the step the shortest; then all once more."""
+
+    def __init__(self, projections: Projections, step: _Step, rows: int, deadline: float) -> None:
+        self._projections, self._step, self._rows, self._deadline = projections, step, rows, deadline
+        self.timings: list[Timing] = []
+
+    def run(self, source: str) -> list[Choice]:
+        order = sorted(OPERATIONS, key=self._projections.weight_bytes, reverse=True)
+        tried: dict[str, list[Tile | None]] = {}
+        chosen: dict[str, Tile | None] = {}
+        for operation in order:
+            working = [tile for tile in candidates(self._rows) if self._works(operation, tile)]
+            out, width = self._projections.size(operation)
+            tried[operation] = [*working, None]
+            chosen[operation] = working[0] if working else by_triton(out, width, self._rows)
+        for _ in range(_TURNS):
+            for operation in order:
+                found = dict(self._measure(operation, chosen, tried[operation]))
+                if not found:
+                    return list(self._choices(chosen, source))
+                best = sorted(found, key=lambda tile: found[tile])
+                chosen[operation] = best[0]
+                tried[operation] = best[:_TRIED_AGAIN]
+        return list(self._choices(chosen, source))
+
+    def _works(self, operation: str, tile: Tile) -> bool:
+        return self._projections.works(operation, self._rows, tile)
+
+    def _measure(
+        self, operation: str, chosen: Chosen, tried: Sequence[Tile | None]
+    ) -> Iterator[tuple[Tile | None, float]]:
+        """The step's microseconds with each of `tried` that is right; none after the deadline."""
+        for tile in tried:
+            if time.perf_counter() > self._deadline:
+                return
+            error = self._projections.error(operation, self._rows, tile)
             with suppress(OutOfResources):  # a tile that this device has no room for
-                timings.append(_timing(projections, operation, count, tile))
-    choices = list(_choices(projections, timings, f"stepgraph tune tiles, {torch.cuda.get_device_name()}"))
-    return choices, _result(name, projections, timings, choices, len(plan))
+                us = self._step.us({**chosen, operation: tile})
+                self.timings.append(Timing(operation, self._rows, tile, us, error))
+                if error <= _TOO_FAR:
+                    yield tile, us
+
+    def _choices(self, chosen: Chosen, source: str) -> Iterator[Choice]:
+        for operation in OPERATIONS:
+            mine = [one for one in self.timings if one.operation == operation]
+            taken = [one.us for one in mine if one.tile == chosen[operation]]
+            library = [one.us for one in mine if one.tile is None]
+            if taken and library:
+                out, width = self._projections.size(operation)
+                yield Choice(
+                    operation, out, width, self._rows, chosen[operation], source, taken[-1], library[-1]
+                )  # fmt: skip
 
 
-def _plan(rows: Sequence[int]) -> Iterator[tuple[str, int, Tile | None]]:
-    """The library's of everything, then every projection's likeliest tiles, then the next ones."""
-    yield from ((operation, count, None) for count in rows for operation in OPERATIONS)
-    for turn in range(max(len(candidates(count)) for count in rows)):
-        for count in rows:
-            if turn < len(candidates(count)):
-                yield from ((operation, count, candidates(count)[turn]) for operation in OPERATIONS)
-
-
-def _timing(projections: Projections, operation: str, rows: int, tile: Tile | None) -> Timing:
-    want = projections.result(operation, rows, None).float()
-    got = projections.result(operation, rows, tile).float()
-    error = float((got - want).norm() / want.norm())
-    graph, launches = projections.graph(operation, rows, tile)
-    taken = quantiles([ms * 1e3 / launches for ms in device_ms(graph.replay, _REPLAYS)])
-    return Timing(operation, rows, tile, taken["median"], error)
-
-
-def _choices(projections: Projections, timings: Sequence[Timing], source: str) -> Iterator[Choice]:
-    for operation, rows in dict.fromkeys((one.operation, one.rows) for one in timings):
-        mine = [one for one in timings if (one.operation, one.rows) == (operation, rows)]
-        right = [one for one in mine if one.error <= _TOO_FAR]
-        if len(mine) == 1:  # the library's alone: there was no time for more
-            continue
-        best = min(right, key=lambda one: one.us)
-        library = next(one.us for one in mine if one.tile is None)
-        out, width = projections.size(operation)
-        yield Choice(operation, out, width, rows, best.tile, source, best.us, library)
-
-
-def _result(
-    name: str, projections: Projections, timings: Sequence[Timing], choices: Sequence[Choice], planned: int
-) -> Result:
-    rows = []
-    for one in sorted(timings, key=lambda t: (t.rows, OPERATIONS.index(t.operation), t.us)):
-        speed = projections.weight_bytes(one.operation) / one.us / 1e6
-        rows.append([one.operation, one.rows, tile_name(one.tile), one.us, speed, one.error])
-    columns = ["operation", "rows", "tile", "µs", "TB/s", "error"]
+def _result(name: str, timings: Sequence[Timing], choices: Sequence[Choice]) -> Result:
+    rows = [
+        [one.operation, one.rows, tile_name(one.tile), one.us, one.error]
+        for one in sorted(timings, key=lambda t: (t.rows, OPERATIONS.index(t.operation), t.us))
+    ]
+    columns = ["operation", "rows", "tile", "µs", "error"]
     told = {
         "operation": "the projection with all that surrounds it: norm, rotary embedding, KV write, SwiGLU, residual",
         "tile": "outputs of a program x columns at a time, warps, stages; the library's has its own launches beside it",
-        "µs": "of one, the median of graphs of many with different weights, each launched while the last one ends",
-        "TB/s": "bytes of the weight over that time",
-        "error": f"relative, against the library's; above {_TOO_FAR} a tile is not taken",
+        "µs": f"of a step of some layers and the LM head at a context of {_CONTEXT}: the median of a graph's replays, "
+        "the other projections having the best tiles known by then",
+        "error": f"of the projection, relative to the library's; above {_TOO_FAR} a tile is not taken",
     }
     return Result(
         name="tiles",
         definition=f"Tiles of the fused projections of {name} in bfloat16.",
         tables=[Rows("all that was timed, the fastest first", columns, rows, told)],
-        notes=[f"{len(timings)} of {planned} timed.", *(_told(one) for one in choices)],
+        notes=[f"{len(timings)} timed.", *(_told(one) for one in choices)],
     )
 
 
 def _told(one: Choice) -> str:
     library = f", the library's {one.library_us:.2f}" if one.library_us is not None else ""
-    return f"{one.operation}, {one.rows} rows: {tile_name(one.tile)}, {one.us:.2f} µs{library}"
+    return f"{one.operation}, {one.rows} rows: {tile_name(one.tile)}, a step of {one.us:.2f} µs{library}"
 
 
 def tile_name(tile: Tile | None) -> str:

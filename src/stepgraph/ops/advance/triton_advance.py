@@ -1,8 +1,15 @@
-"""The end of a decode step on a GPU: one launch, a lane a row."""
+"""The end of a decode step on a GPU: one launch, a lane a row.
+
+It starts while the kernel in front ends, where the device can, and waits for it. It does not let the next one start:
+that one may read before its wait what is advanced here.
+"""
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
+
+from stepgraph.ops.overlap import can_overlap, launched
 
 _ROWS = 128  # of a program
 
@@ -23,10 +30,12 @@ def advance_triton(
     rows = tokens.shape[0]
     if not rows:
         return
+    overlap = can_overlap(tokens.device)
     _advance[(triton.cdiv(rows, _ROWS),)](
         tokens, positions, seq_lens, block_tables, block_tables.stride(0), block_tables.shape[1], limits, stops,
         mailboxes, told, halt, rows,
-        IDS=stops.shape[1], LINES=told.shape[1], BLOCK_SIZE=block_size, ROWS=_ROWS, num_warps=4,
+        IDS=stops.shape[1], LINES=told.shape[1], BLOCK_SIZE=block_size, ROWS=_ROWS, PDL=overlap, num_warps=4,
+        **launched(overlap),
     )  # fmt: skip
 
 
@@ -34,7 +43,10 @@ def advance_triton(
 def _advance(
     tokens, positions, seq_lens, tables, table_stride, num_blocks, limits, stops, mailboxes, told, halt, rows,
     IDS: tl.constexpr, LINES: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_wait()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = row < rows
     length = tl.load(seq_lens + row, real, 0)

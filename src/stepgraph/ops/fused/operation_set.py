@@ -57,6 +57,10 @@ class FusedOperations:
         self._tiles = load_tiles(torch.cuda.get_device_name(device)) if tiles is None else tiles
         self._overlap = can_overlap(device) if overlap is None else overlap
 
+    def with_tiles(self, tiles: Tiles) -> FusedOperations:
+        """The same with other tiles."""
+        return FusedOperations(self._shape, tiles, self._overlap)
+
     def places(self, positions: torch.Tensor, block_tables: torch.Tensor, block_size: int) -> Places:
         return Places(positions, block_tables)
 

@@ -52,7 +52,8 @@ class Choice:
     """What one projection does for up to `rows` rows.
 
     out, width: the weight is [out, width]. tile: None where the library's projection, with the rest beside it, is
-    faster. us: microseconds of it, and library_us those of the library's, where both were measured. source: of them.
+    faster. us: microseconds of the step that it was measured in, and library_us of the same step with the library's in
+    its place, where they were measured. source: of them.
     """
 
     operation: str

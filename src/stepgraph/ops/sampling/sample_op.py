@@ -32,7 +32,8 @@ def sample(
         top_p: float32 [rows]. Of the softmax over those, keeps the fewest most likely tokens whose mass reaches it,
             equals included, at least one; off where >= 1.
         seed: int64 [rows].
-        position: int64 [rows], the place of the new token in its text. Seed and position alone decide the noise.
+        position: int64 [rows], where the token that the new one follows stands in its text. Seed and position alone
+            decide the noise.
         out: int64 [rows].
         min_p: float32 [rows]. Keeps the tokens that are at least this share as likely as the likeliest; off where
             <= 0.

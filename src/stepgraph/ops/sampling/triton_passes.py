@@ -1,7 +1,11 @@
-"""The four launches of `triton_sample`. Each program takes `each` blocks of a row; `parts` programs share it."""
+"""The four launches of `triton_sample`. Each program takes `each` blocks of a row; `parts` programs share it.
+
+With PDL each lets the next one start at once, and waits for the one in front before it reads or writes anything.
+"""
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stepgraph.ops.sampling.triton_bins import bin_of, cuts, span_of, undecided
 from stepgraph.ops.sampling.triton_rows import (
@@ -42,8 +46,11 @@ def _best_part(values, tokens, row, parts, LANES: tl.constexpr):
 def sample_first(
     logits, row_stride, vocab, temperatures, top_ks, top_ps, min_ps, seen, repetitions, presences, frequencies,
     seeds, positions, tops, lowest, counts, masses, top_tokens, listed, each,
-    BLOCK: tl.constexpr, BINS: tl.constexpr, PENALTIES: tl.constexpr,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     part, parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     temperature, draws, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
@@ -76,8 +83,11 @@ def sample_first(
 def sample_histogram(
     logits, row_stride, vocab, temperatures, top_ks, top_ps, min_ps, seen, repetitions, presences, frequencies,
     tops, lowest, counts, masses, each,
-    BLOCK: tl.constexpr, BINS: tl.constexpr, LANES: tl.constexpr, PENALTIES: tl.constexpr,
+    BLOCK: tl.constexpr, BINS: tl.constexpr, LANES: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     part, parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     temperature, _, by_count, by_mass, _ = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
@@ -102,7 +112,11 @@ def sample_sure(
     logits, row_stride, vocab, temperatures, top_ks, top_ps, min_ps, seen, repetitions, presences, frequencies,
     seeds, positions, tops, lowest, counts, masses, sure, sure_tokens, listed, listed_x, listed_tokens, each,
     ROOM: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, LANES: tl.constexpr, PENALTIES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     part, parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     temperature, _, by_count, by_mass, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
@@ -144,7 +158,11 @@ def sample_finish(
     seeds, positions, tops, lowest, counts, masses, top_tokens, sure, sure_tokens, listed, listed_x, listed_tokens,
     out, parts,
     ROOM: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, LANES: tl.constexpr, PENALTIES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     temperature, _, by_count, by_mass, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     value, token = _best_part(tops, top_tokens, row, parts, LANES)

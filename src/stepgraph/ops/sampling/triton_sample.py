@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from stepgraph.ops.overlap import can_overlap, launched
 from stepgraph.ops.sampling.triton_passes import sample_finish, sample_first, sample_histogram, sample_sure
 
 
@@ -74,8 +75,9 @@ def sample_triton(
     row = (logits, logits.stride(0), vocab, *settings, *penalties)
     noise = (seed, position)
     bins, found = (tops, lowest, counts, masses), (sure, sure_tokens, listed, listed_x, listed_tokens)
-    grid, shape = (parts, rows), {"BLOCK": plan.block, "BINS": plan.bins, "PENALTIES": seen is not None}
-    shape |= {"num_warps": 8, "enable_fp_fusion": False}
+    overlap = can_overlap(logits.device)
+    grid, shape = (parts, rows), {"BLOCK": plan.block, "BINS": plan.bins, "PENALTIES": seen is not None, "PDL": overlap}
+    shape |= {"num_warps": 8, "enable_fp_fusion": False, **launched(overlap)}
     lanes = {"LANES": triton.next_power_of_2(triton.cdiv(vocab, plan.block))}  # one kernel for every batch size
     sample_first[grid](*row, *noise, *bins, top_tokens, listed, each, **shape)
     sample_histogram[grid](*row, *bins, each, **shape, **lanes)
