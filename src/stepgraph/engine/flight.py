@@ -24,11 +24,12 @@ _LINES = 4  # of a mailbox, at least, for tokens of successive steps: a later on
 class Takers(NamedTuple):
     """Whom steps give a token each, unless they have lost their row or ended since.
 
-    stints: each request's. places: int64 [lines, requests], where in `told` the first, second, ... step's tokens are;
+    outputs: the requests' tokens so far, which are added to. stints: each request's. places: int64 [lines, requests], where in `told` the first, second, ... step's tokens are;
         once round, it begins again.
     """
 
     requests: list[Request]
+    outputs: list[list[int]]
     stints: list[int]
     places: np.ndarray[Any, Any]
 
@@ -39,7 +40,7 @@ class Takers(NamedTuple):
         mailboxes = np.array([request.mailbox for request in requests], dtype=np.int64)
         positions = np.array(list(takers.values()), dtype=np.int64)
         places = mailboxes * lines + (positions + np.arange(lines)[:, None]) % lines
-        return cls(requests, [request.stint for request in requests], places)
+        return cls(requests, [request.output for request in requests], [request.stint for request in requests], places)
 
 
 class Flight(NamedTuple):
@@ -120,10 +121,9 @@ class Flights:
     def _take(self, takers: Takers, changes: int, tokens: list[int]) -> Produced:
         if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
             return self._read_some(takers, tokens)
-        produced = list(zip(takers.requests, tokens, strict=True))
-        for request, token in produced:
-            request.output.append(token)
-        return produced
+        for _ in map(list.append, takers.outputs, tokens):  # half the time of a loop of our own
+            pass
+        return list(zip(takers.requests, tokens, strict=True))
 
     def _read_some(self, takers: Takers, tokens: list[int]) -> Produced:
         """The tokens of those who are where they were; some may end."""

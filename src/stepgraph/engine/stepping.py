@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from stepgraph.engine.flight import Flights, Produced
@@ -38,7 +37,6 @@ class Stepping:
         """Between two steps, of lazy graphs: record some that are left."""
         raise NotImplementedError
 
-    @torch.inference_mode()
     def step(self) -> Produced:
         """One token for every decoding request, and for every request whose prefill this step completes.
 
@@ -52,7 +50,6 @@ class Stepping:
             self._use_gap()
         return self._read(leave=0)
 
-    @torch.inference_mode()
     def step_ahead(self) -> Produced:
         """As `step`, but the next step is launched before the last one's tokens are read, so that the device does not
         wait for the host. The first call returns none, and one behind the last step its tokens.
@@ -65,7 +62,6 @@ class Stepping:
             self._use_gap()
         return self._read(leave=0)
 
-    @torch.inference_mode()
     def step_many(self) -> Produced:
         """As `step_ahead`; where the same rows go on, the device runs up to `steps_per_launch` steps by itself, until
         one of them ends, and the host sleeps meanwhile. Returns the tokens of all of them, step by step."""
@@ -77,7 +73,7 @@ class Stepping:
         grown = steady.reach(self._loops.terms.most)
         try:
             self._staging.grow(grown)
-            steps = self._loops.run(self.runner, len(steady.lengths), self._staging.num_loras) if steady.left > 0 else 0
+            steps = self._loops.run(self.runner, steady.num_rows, self._staging.num_loras) if steady.left > 0 else 0
             if steps:
                 steady.went(steps)
                 return self._flights.read_loop(steps)
@@ -92,10 +88,15 @@ class Stepping:
             return False
         steady = self._unchanged()
         if steady is not None and (grown := steady.next()) is not None:
-            self._launch_again(steady.lengths, grown)
+            self._launch_again(steady, grown)
             return True
         if len(self._flights) and self._staging.lost:
             return False
+        return self._launch_planned()
+
+    @torch.inference_mode()
+    def _launch_planned(self) -> bool:
+        """Who decodes, who is prefilled, and what the device must be told of it."""
         scheduler, ahead = self.scheduler, self._flights.ahead()
         grown = scheduler.grow(ahead)
         chunks = scheduler.plan_prefill()
@@ -131,17 +132,20 @@ class Stepping:
         unchanged = self._changes == self.scheduler.changes and not self._staging.lost
         return self._steady if unchanged else None
 
-    def _launch_again(self, lengths: np.ndarray[Any, Any], grown: Grown) -> None:
-        """The same step once more: everybody is a token further."""
+    def _launch_again(self, steady: SteadyRows, grown: Grown) -> None:
+        """The same step once more: everybody is a token further. Entering inference mode would cost as much as the rest
+        of the engine's part."""
         try:
             self._staging.grow(grown)
-            self._run(len(lengths), lengths, [], {})
+            if self.attention.plans_each_step:
+                self.attention.plan(steady.lengths, self.buffers["block_tables"])
+            self.runner(num_requests=steady.num_rows, num_loras=self._staging.num_loras)
             self._flights.launched_again()
         except BaseException:
             self._staging.doubt()
             raise
 
-    def _run(self, rows: int, lengths: Sequence[int] | np.ndarray[Any, Any], chunks: list[Chunk], inputs: Any) -> None:
+    def _run(self, rows: int, lengths: Sequence[int], chunks: list[Chunk], inputs: Any) -> None:
         """lengths: tokens of each row, then of each chunk's request, the step's included."""
         num_loras = self._staging.num_loras
         if all(chunk.stop - chunk.start == 1 for chunk in chunks):  # no prefill, or a token of it: a decode step
@@ -155,7 +159,8 @@ class Stepping:
         """The tokens of all steps on their way but the last `leave`."""
         produced: Produced = []
         while len(self._flights) > leave:
-            produced += self._flights.read()
+            tokens = self._flights.read()
+            produced = produced + tokens if produced else tokens
         return produced
 
     def _use_gap(self) -> None:
