@@ -21,26 +21,31 @@ _MOST = 2  # launched before the first of them is read
 _LINES = 4  # of a mailbox, at least, for tokens of successive steps: a later one writes none that is still to be read
 
 
-class Takers(NamedTuple):
+class Takers:
     """Whom steps give a token each, unless they have lost their row or ended since.
 
-    outputs: the requests' tokens so far, which are added to. stints: each request's. places: int64 [lines, requests], where in `told` the first, second, ... step's tokens are;
-        once round, it begins again.
+    takers: requests, and the positions in their texts of the tokens that the first step gives. lines: of a mailbox.
     """
 
-    requests: list[Request]
-    outputs: list[list[int]]
-    stints: list[int]
-    places: np.ndarray[Any, Any]
+    def __init__(self, takers: Mapping[Request, int], lines: int) -> None:
+        self.requests = list(takers)
+        self.outputs = [request.output for request in takers]  # which are added to
+        self.stints = [request.stint for request in takers]
+        self._mailboxes = np.array([request.mailbox for request in takers], dtype=np.int64) * lines
+        self._positions, self._lines = np.array(list(takers.values()), dtype=np.int64), lines
+        self._known: dict[int, np.ndarray[Any, Any]] = {}
 
-    @classmethod
-    def of(cls, takers: Mapping[Request, int], lines: int) -> Takers:
-        """takers: requests, and the positions of their tokens in the texts."""
-        requests = list(takers)
-        mailboxes = np.array([request.mailbox for request in requests], dtype=np.int64)
-        positions = np.array(list(takers.values()), dtype=np.int64)
-        places = mailboxes * lines + (positions + np.arange(lines)[:, None]) % lines
-        return cls(requests, [request.output for request in requests], [request.stint for request in requests], places)
+    def places(self, step: int) -> np.ndarray[Any, Any]:
+        """int64 [requests]: where in `told` the tokens of a step are, counted from the first. Mailboxes go round."""
+        line = step % self._lines
+        known = self._known.get(line)
+        if known is None:
+            known = self._known[line] = self.places_of(range(line, line + 1))[0]
+        return known
+
+    def places_of(self, steps: range) -> np.ndarray[Any, Any]:
+        """int64 [steps, requests], of as many steps as a mailbox has lines, at most."""
+        return self._mailboxes + (self._positions + np.array(steps)[:, None]) % self._lines
 
 
 class Flight(NamedTuple):
@@ -88,8 +93,8 @@ class Flights:
         return counts
 
     def launched(self, takers: Mapping[Request, int]) -> None:
-        """A step was launched. takers: as for `Takers.of`."""
-        self._add(Flight(Takers.of(takers, self._lines), 0, self._scheduler.changes, self._next_mark()))
+        """A step was launched. takers: as for `Takers`."""
+        self._add(Flight(Takers(takers, self._lines), 0, self._scheduler.changes, self._next_mark()))
 
     def launched_again(self) -> None:
         """A step like the last one was launched: a token further for everybody."""
@@ -103,7 +108,7 @@ class Flights:
         mark.wait()
         if self._check is not None:
             self._check()
-        tokens = self._told.take(takers.places[step % self._lines]).tolist()
+        tokens = self._told.take(takers.places(step)).tolist()
         self._flights.popleft()
         return self._take(takers, changes, tokens)
 
@@ -111,9 +116,8 @@ class Flights:
         """The tokens of so many steps like the last one, all of which are over; no other is on its way."""
         assert self._last is not None and not self._flights, "steps like which?"
         takers, last, changes, mark = self._last
-        lines = np.arange(last + 1, last + 1 + steps) % self._lines
         produced: Produced = []
-        for tokens in self._told.take(takers.places[lines]).tolist():
+        for tokens in self._told.take(takers.places_of(range(last + 1, last + 1 + steps))).tolist():
             produced += self._take(takers, changes, tokens)
         self._last = Flight(takers, last + steps, changes, mark)
         return produced

@@ -53,6 +53,8 @@ Adapters = str | Sequence[str | None] | None
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPU_SEQS, _CPU_SEQS = 256, 16
 _GPU_CHUNK, _CPU_CHUNK = 512, 128
+_TURNS = 16
+"""Texts that nobody hears and no token has ended are caught up with in turns: one of so many rows a step."""
 
 
 class LLM:
@@ -216,6 +218,10 @@ class LLM:
         self._parallel = parallel
         self._next_id = 0
         self._running: dict[int, TrackedRequest] = {}
+        self._heard: set[int] = set()  # of those
+        self._turn = 0
+        self._in_step = False
+        self._to_abort: list[int] = []  # once the step that is under way is over
 
     @property
     def capture_report(self) -> CaptureReport:
@@ -353,8 +359,13 @@ class LLM:
 
     def abort(self, request_id: int) -> None:
         """Stop a running request; it ends with reason `abort`. Unknown or finished ids are ignored."""
+        if self._in_step:  # a stream was let go of, and collected in the middle of another one's step
+            self._to_abort.append(request_id)
+            return
         tracked = self._running.pop(request_id, None)
         if tracked is not None:
+            self._heard.discard(request_id)
+            tracked.catch_up()
             tracked.request.finish_reason = "abort"
             self.core.scheduler.remove(tracked.request)
 
@@ -414,7 +425,8 @@ class LLM:
         request = Request(self._next_id, ids, params, seed, max_tokens, adapter, stops, one_by_one)
         self._next_id += 1
         text = TextStream(self.tokenizer, params.stop)
-        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text)
+        heard = streams or one_by_one
+        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text, heard=heard)
 
     def _require_adapter(self, name: str | None) -> None:
         if name is not None:
@@ -438,6 +450,8 @@ class LLM:
             )  # a stream begins when it is first read, and much may come before
         for one in tracked:
             self._running[one.request.id] = one
+            if one.heard:
+                self._heard.add(one.request.id)
             self.core.scheduler.add(one.request)
         try:
             while True:
@@ -465,15 +479,33 @@ class LLM:
     def _step(self) -> None:
         """Launch a step and take in the tokens of the one before, or those of many steps; all of them before any is
         told, so that a caller may call again meanwhile."""
-        step = self.core.step_ahead if self.core.steps_per_launch == 1 else self.core.step_many
-        for request, token in step():
-            one = self._running.get(request.id)
-            if one is None:
-                continue
-            one.accept(token)
-            if one.finished:
-                self.core.scheduler.remove(request)
-                del self._running[request.id]
+        self._in_step = True
+        try:
+            for id in self._step_for():
+                one = self._running.get(id)
+                if one is None:
+                    continue
+                one.catch_up()
+                if one.finished:
+                    self.core.scheduler.remove(one.request)
+                    self._heard.discard(id)
+                    del self._running[id]
+        finally:
+            self._in_step = False
+            while self._to_abort:
+                self.abort(self._to_abort.pop())
+
+    def _step_for(self) -> list[int]:
+        """Step. Returns the requests that are to catch up, by id."""
+        scheduler = self.core.scheduler
+        changes = scheduler.changes
+        produced = self.core.step_ahead() if self.core.steps_per_launch == 1 else self.core.step_many()
+        if not produced:  # a step that was interrupted may have had tokens
+            return list(self._running)
+        if not self._heard and scheduler.changes == changes:  # then none has ended
+            self._turn = (self._turn + 1) % _TURNS
+            produced = produced[self._turn :: _TURNS]
+        return [request.id for request, _ in produced]
 
 
 def attention_shape(config: ModelConfig) -> AttentionShape:

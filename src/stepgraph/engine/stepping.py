@@ -12,7 +12,7 @@ from stepgraph.engine.loops import Loops
 from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.scheduler import Chunk, Scheduler
 from stepgraph.engine.staging import Staging
-from stepgraph.engine.steady import Grown, SteadyRows
+from stepgraph.engine.steady import SteadyRows
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport
@@ -70,9 +70,8 @@ class Stepping:
             return self.step_ahead()
         if produced := self._read(leave=0):
             return produced
-        grown = steady.reach(self._loops.terms.most)
         try:
-            self._staging.grow(grown)
+            self._staging.grow(steady.reach(self._loops.terms.most))
             steps = self._loops.run(self.runner, steady.num_rows, self._staging.num_loras) if steady.left > 0 else 0
             if steps:
                 steady.went(steps)
@@ -87,8 +86,7 @@ class Stepping:
         if len(self._flights) > 1:  # an interrupt has left one unread
             return False
         steady = self._unchanged()
-        if steady is not None and (grown := steady.next()) is not None:
-            self._launch_again(steady, grown)
+        if steady is not None and self._launch_again(steady):
             return True
         if len(self._flights) and self._staging.lost:
             return False
@@ -98,15 +96,15 @@ class Stepping:
     def _launch_planned(self) -> bool:
         """Who decodes, who is prefilled, and what the device must be told of it."""
         scheduler, ahead = self.scheduler, self._flights.ahead()
-        grown = scheduler.grow(ahead)
-        chunks = scheduler.plan_prefill()
-        rows = list(scheduler.rows)
-        tokens = {request: request.num_tokens + ahead.get(request, 0) for request in rows}
-        takers = {request: count for request, count in tokens.items() if scheduler.goes_on(request, ahead)}
-        if not takers and not chunks:
-            return False
-        lengths = [*tokens.values(), *(chunk.stop for chunk in chunks)]
         try:
+            grown = scheduler.grow(ahead)
+            chunks = scheduler.plan_prefill()
+            rows = list(scheduler.rows)
+            tokens = {request: request.num_tokens + ahead.get(request, 0) for request in rows}
+            takers = {request: count for request, count in tokens.items() if scheduler.goes_on(request, ahead)}
+            if not takers and not chunks:
+                return False
+            lengths = [*tokens.values(), *(chunk.stop for chunk in chunks)]
             inputs = self._staging.stage(rows, scheduler.take_dirty_rows(), grown, chunks)
             if self.parallel is not None and inputs:
                 ids = [request.id for request in [*rows, *(chunk.request for chunk in chunks)]]
@@ -132,10 +130,15 @@ class Stepping:
         unchanged = self._changes == self.scheduler.changes and not self._staging.lost
         return self._steady if unchanged else None
 
-    def _launch_again(self, steady: SteadyRows, grown: Grown) -> None:
-        """The same step once more: everybody is a token further. Entering inference mode would cost as much as the rest
-        of the engine's part."""
+    def _launch_again(self, steady: SteadyRows) -> bool:
+        """The same step once more: everybody is a token further. Not where it must be planned anew.
+
+        Without inference mode, which takes longer to enter than anything that is done here.
+        """
         try:
+            grown = steady.next()
+            if grown is None:
+                return False
             self._staging.grow(grown)
             if self.attention.plans_each_step:
                 self.attention.plan(steady.lengths, self.buffers["block_tables"])
@@ -144,6 +147,7 @@ class Stepping:
         except BaseException:
             self._staging.doubt()
             raise
+        return True
 
     def _run(self, rows: int, lengths: Sequence[int], chunks: list[Chunk], inputs: Any) -> None:
         """lengths: tokens of each row, then of each chunk's request, the step's included."""
