@@ -135,9 +135,9 @@ def main() -> int:
         {
             "name": f"{kind}_steady_drift",
             "definition": f"Random traffic on {ROWS} rows of a tiny model in float32: joins, leaves by length and by "
-            f"token, cancellations, preemptions, {WINDOWS} times until none is left. Then a probe: {2 * ROWS} requests, "
-            "always the same, so that their batches are too. drifted: probes whose tokens are not, one by one, those "
-            "of an engine that has just been made. lost: KV blocks that nobody holds and that are not free.",
+            f"token, cancellations, preemptions, {WINDOWS} times until none is left. Then a probe: {2 * ROWS} "
+            "requests, always the same, so that their batches are too. drifted: probes whose tokens are not, one by "
+            "one, those of an engine that has just been made. lost: KV blocks that nobody holds and that are not free.",
             "unit": "counts; seconds",
             "machine": machine(),
             "versions": versions("torch", "triton", "cuda-bindings") if kind == "cuda" else versions("torch"),
