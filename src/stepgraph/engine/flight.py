@@ -31,8 +31,9 @@ class Takers:
         self.requests = list(takers)
         self.outputs = [request.output for request in takers]  # which are added to
         self.stints = [request.stint for request in takers]
+        self.positions = list(takers.values())
         self._mailboxes = np.array([request.mailbox for request in takers], dtype=np.int64) * lines
-        self._positions, self._lines = np.array(list(takers.values()), dtype=np.int64), lines
+        self._positions, self._lines = np.array(self.positions, dtype=np.int64), lines
         self._known: dict[int, np.ndarray[Any, Any]] = {}
 
     def places(self, step: int) -> np.ndarray[Any, Any]:
@@ -78,6 +79,7 @@ class Flights:
         self._scheduler, self._check = scheduler, check
         self._flights: deque[Flight] = deque()
         self._last: Flight | None = None  # launched, read or not
+        self._torn = False  # an interrupt came while the oldest was read: some requests may have its tokens
         self._marks = deque(platform.mark() for _ in range(_MOST))
 
     def __len__(self) -> int:
@@ -109,31 +111,35 @@ class Flights:
         if self._check is not None:
             self._check()
         tokens = self._told.take(takers.places(step)).tolist()
+        torn, self._torn = self._torn, True
+        produced = self._read_some(takers, step, tokens) if torn else self._take(takers, step, changes, tokens)
         self._flights.popleft()
-        return self._take(takers, changes, tokens)
+        self._torn = False
+        return produced
 
     def read_loop(self, steps: int) -> Produced:
         """The tokens of so many steps like the last one, all of which are over; no other is on its way."""
         assert self._last is not None and not self._flights, "steps like which?"
         takers, last, changes, mark = self._last
         produced: Produced = []
-        for tokens in self._told.take(takers.places_of(range(last + 1, last + 1 + steps))).tolist():
-            produced += self._take(takers, changes, tokens)
+        for step, tokens in enumerate(self._told.take(takers.places_of(range(last + 1, last + 1 + steps))).tolist()):
+            produced += self._take(takers, last + 1 + step, changes, tokens)
         self._last = Flight(takers, last + steps, changes, mark)
         return produced
 
-    def _take(self, takers: Takers, changes: int, tokens: list[int]) -> Produced:
+    def _take(self, takers: Takers, step: int, changes: int, tokens: list[int]) -> Produced:
         if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
-            return self._read_some(takers, tokens)
+            return self._read_some(takers, step, tokens)
         for _ in map(list.append, takers.outputs, tokens):  # half the time of a loop of our own
             pass
         return list(zip(takers.requests, tokens, strict=True))
 
-    def _read_some(self, takers: Takers, tokens: list[int]) -> Produced:
+    def _read_some(self, takers: Takers, step: int, tokens: list[int]) -> Produced:
         """The tokens of those who are where they were; some may end."""
         produced: Produced = []
-        for request, stint, told in zip(takers.requests, takers.stints, tokens, strict=True):
-            if request.stint == stint and not request.ended:
+        known = zip(takers.requests, takers.stints, takers.positions, tokens, strict=True)
+        for request, stint, position, told in known:
+            if request.stint == stint and not request.ended and request.num_tokens == position + step:
                 token = told if told >= 0 else ~told
                 request.output.append(token)
                 produced.append((request, token))

@@ -13,7 +13,7 @@ class TrackedRequest:
     """One prompt of a call.
 
     index: the prompt's place in the call.
-    heard: whether its text is wanted, or may end it, with each token. Others have no deltas, and end as the device says.
+    heard: whether its text is wanted, or may end it, with each token. Others have no deltas and end as the device says.
     deltas: text that has become certain and that the caller has not been given yet.
     """
 
