@@ -29,6 +29,7 @@ from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import Request
+from stepgraph.engine.running import Running
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.engine.text import TextStream
 from stepgraph.engine.tracked import TrackedRequest
@@ -53,8 +54,6 @@ Adapters = str | Sequence[str | None] | None
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPU_SEQS, _CPU_SEQS = 256, 16
 _GPU_CHUNK, _CPU_CHUNK = 512, 128
-_TURNS = 16
-"""Texts that nobody hears and no token has ended are caught up with in turns: one of so many rows a step."""
 
 
 class LLM:
@@ -217,11 +216,7 @@ class LLM:
             self.core.resize_kv(parallel.least(self.core.kv_memory.num_blocks))
         self._parallel = parallel
         self._next_id = 0
-        self._running: dict[int, TrackedRequest] = {}
-        self._heard: set[int] = set()  # of those
-        self._turn = 0
-        self._in_step = False
-        self._to_abort: list[int] = []  # once the step that is under way is over
+        self._running = Running(self.core)
 
     @property
     def capture_report(self) -> CaptureReport:
@@ -359,15 +354,7 @@ class LLM:
 
     def abort(self, request_id: int) -> None:
         """Stop a running request; it ends with reason `abort`. Unknown or finished ids are ignored."""
-        if self._in_step:  # a stream was let go of, and collected in the middle of another one's step
-            self._to_abort.append(request_id)
-            return
-        tracked = self._running.pop(request_id, None)
-        if tracked is not None:
-            self._heard.discard(request_id)
-            tracked.catch_up()
-            tracked.request.finish_reason = "abort"
-            self.core.scheduler.remove(tracked.request)
+        self._running.abort(request_id)
 
     def _track_all(
         self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters, *, streams: bool
@@ -448,20 +435,18 @@ class LLM:
             self._require_adapter(
                 one.request.adapter
             )  # a stream begins when it is first read, and much may come before
-        for one in tracked:
-            self._running[one.request.id] = one
-            if one.heard:
-                self._heard.add(one.request.id)
-            self.core.scheduler.add(one.request)
         try:
+            for one in tracked:
+                self._running.add(one)
+            heard = [one for one in tracked if one.heard]
             while True:
-                for one in tracked:
+                for one in heard:
                     while one.deltas:
                         yield one.deltas.popleft()
                 if all(one.finished for one in tracked):
                     self._use_gap()
                     return
-                self._step()
+                self._running.step()
         finally:
             for one in tracked:
                 self.abort(one.request.id)
@@ -475,37 +460,6 @@ class LLM:
             raise
         except StepgraphError as error:  # of no request
             _log.warning("lazy graphs: none could be recorded: %s", error)
-
-    def _step(self) -> None:
-        """Launch a step and take in the tokens of the one before, or those of many steps; all of them before any is
-        told, so that a caller may call again meanwhile."""
-        self._in_step = True
-        try:
-            for id in self._step_for():
-                one = self._running.get(id)
-                if one is None:
-                    continue
-                one.catch_up()
-                if one.finished:
-                    self.core.scheduler.remove(one.request)
-                    self._heard.discard(id)
-                    del self._running[id]
-        finally:
-            self._in_step = False
-            while self._to_abort:
-                self.abort(self._to_abort.pop())
-
-    def _step_for(self) -> list[int]:
-        """Step. Returns the requests that are to catch up, by id."""
-        scheduler = self.core.scheduler
-        changes = scheduler.changes
-        produced = self.core.step_ahead() if self.core.steps_per_launch == 1 else self.core.step_many()
-        if not produced:  # a step that was interrupted may have had tokens
-            return list(self._running)
-        if not self._heard and scheduler.changes == changes:  # then none has ended
-            self._turn = (self._turn + 1) % _TURNS
-            produced = produced[self._turn :: _TURNS]
-        return [request.id for request, _ in produced]
 
 
 def attention_shape(config: ModelConfig) -> AttentionShape:
