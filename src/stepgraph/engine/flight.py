@@ -46,7 +46,7 @@ class Takers:
 
     def places_of(self, steps: range) -> np.ndarray[Any, Any]:
         """int64 [steps, requests], of as many steps as a mailbox has lines, at most."""
-        return self._mailboxes + (self._positions + np.array(steps)[:, None]) % self._lines
+        return self._mailboxes + (self._positions + np.arange(steps.start, steps.stop)[:, None]) % self._lines
 
 
 class Flight(NamedTuple):
@@ -118,12 +118,15 @@ class Flights:
         return produced
 
     def read_loop(self, steps: int) -> Produced:
-        """The tokens of so many steps like the last one, all of which are over; no other is on its way."""
+        """The tokens of so many steps like the last one, all of which are over; no other is on its way. Only in the last
+        of them a request may have ended."""
         assert self._last is not None and not self._flights, "steps like which?"
         takers, last, changes, mark = self._last
-        produced: Produced = []
-        for step, tokens in enumerate(self._told.take(takers.places_of(range(last + 1, last + 1 + steps))).tolist()):
-            produced += self._take(takers, last + 1 + step, changes, tokens)
+        told = self._told.take(takers.places_of(range(last + 1, last + 1 + steps)))
+        for output, tokens in zip(takers.outputs, told[:-1].T.tolist(), strict=True):
+            output.extend(tokens)
+        produced = list(zip(takers.requests * (steps - 1), told[:-1].ravel().tolist(), strict=True))
+        produced += self._take(takers, last + steps, changes, told[-1].tolist())
         self._last = Flight(takers, last + steps, changes, mark)
         return produced
 
@@ -139,12 +142,14 @@ class Flights:
         produced: Produced = []
         known = zip(takers.requests, takers.stints, takers.positions, tokens, strict=True)
         for request, stint, position, told in known:
-            if request.stint == stint and not request.ended and request.num_tokens == position + step:
+            if request.stint != stint or request.ended:
+                continue
+            if request.num_tokens == position + step:  # else it was taken in before an interrupt
                 token = told if told >= 0 else ~told
                 request.output.append(token)
                 produced.append((request, token))
-                if told < 0:
-                    self._scheduler.end(request)
+            if told < 0:
+                self._scheduler.end(request)
         return produced
 
     def _add(self, flight: Flight) -> None:

@@ -15,7 +15,7 @@ from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.runner import GraphRunner
 
 StepsPerLaunch = int | Literal["auto"]
-AUTO = 64
+AUTO = 256
 """Steps of a launch where nobody waits for single tokens: the host's time is then a small part of one step's."""
 MOST = 4096
 """Each has a place in pinned memory, of twice as many requests as there may be."""
