@@ -118,8 +118,8 @@ class Flights:
         return produced
 
     def read_loop(self, steps: int) -> Produced:
-        """The tokens of so many steps like the last one, all of which are over; no other is on its way. Only in the last
-        of them a request may have ended."""
+        """The tokens of so many steps like the last one, all over; no other is on its way. Only in the last of them a
+        request may have ended."""
         assert self._last is not None and not self._flights, "steps like which?"
         takers, last, changes, mark = self._last
         told = self._told.take(takers.places_of(range(last + 1, last + 1 + steps)))
