@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,24 @@ from stepgraph.runtime.platforms.base import Mark
 
 Produced = list[tuple[Request, int]]
 """Requests with their next token each, by row."""
+
+
+class Burst(Sequence[tuple[Request, int]]):
+    """What several steps have produced, step by step. Pairs are made when they are asked for: thousands that lie in a
+    list would set the garbage collector going."""
+
+    def __init__(self, requests: list[Request], tokens: list[int]) -> None:
+        self._requests, self._tokens = requests, tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __iter__(self) -> Iterator[tuple[Request, int]]:
+        return zip(cycle(self._requests), self._tokens, strict=False)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
 
 _MOST = 2  # launched before the first of them is read
 _LINES = 4  # of a mailbox, at least, for tokens of successive steps: a later one writes none that is still to be read
@@ -117,7 +136,7 @@ class Flights:
         self._torn = False
         return produced
 
-    def read_loop(self, steps: int) -> Produced:
+    def read_loop(self, steps: int) -> Burst:
         """The tokens of so many steps like the last one, all over; no other is on its way. Only in the last of them a
         request may have ended."""
         assert self._last is not None and not self._flights, "steps like which?"
@@ -125,10 +144,9 @@ class Flights:
         told = self._told.take(takers.places_of(range(last + 1, last + 1 + steps)))
         for output, tokens in zip(takers.outputs, told[:-1].T.tolist(), strict=True):
             output.extend(tokens)
-        produced = list(zip(takers.requests * (steps - 1), told[:-1].ravel().tolist(), strict=True))
-        produced += self._take(takers, last + steps, changes, told[-1].tolist())
+        ends = self._take(takers, last + steps, changes, told[-1].tolist())
         self._last = Flight(takers, last + steps, changes, mark)
-        return produced
+        return Burst(takers.requests, told[:-1].ravel().tolist() + [token for _, token in ends])
 
     def _take(self, takers: Takers, step: int, changes: int, tokens: list[int]) -> Produced:
         if changes != self._scheduler.changes or (tokens and min(tokens) < 0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.tracked import TrackedRequest
 
@@ -63,7 +65,7 @@ class Running:
             return list(self._tracked)
         if not self._heard and core.scheduler.changes == changes:  # then none has ended
             self._turn = (self._turn + 1) % _TURNS
-            produced = produced[self._turn :: _TURNS]
+            return [request.id for request, _ in islice(produced, self._turn, None, _TURNS)]
         return [request.id for request, _ in produced]
 
     def _remove(self, one: TrackedRequest) -> None:

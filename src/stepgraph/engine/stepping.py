@@ -10,6 +10,7 @@ import torch
 from stepgraph.engine.flight import Flights, Produced
 from stepgraph.engine.loops import Loops
 from stepgraph.engine.parallel import TensorParallel
+from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import Chunk, Scheduler
 from stepgraph.engine.staging import Staging
 from stepgraph.engine.steady import SteadyRows
@@ -62,7 +63,7 @@ class Stepping:
             self._use_gap()
         return self._read(leave=0)
 
-    def step_many(self) -> Produced:
+    def step_many(self) -> Sequence[tuple[Request, int]]:
         """As `step_ahead`; where the same rows go on, the device runs up to `steps_per_launch` steps by itself, until
         one of them ends, and the host sleeps meanwhile. Returns the tokens of all of them, step by step."""
         steady = self._unchanged()
