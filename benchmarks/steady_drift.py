@@ -105,27 +105,29 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=240, help="of each of the two runs; what is left is not run")
     options = parser.parse_args()
     model = random_model(TINY, device=options.device, dtype=torch.float32, max_positions=MAX_LEN)
-    rows, wrong = [], []
+    rows, samples, wrong = [], {}, []
     for steps_per_launch in (1, 16):
         fresh = probe(engine(model, steps_per_launch))
         core, rng, started = engine(model, steps_per_launch), random.Random(0), time.perf_counter()
-        served = cancelled = tokens = probes = drifted = 0
+        served = cancelled = tokens = 0
+        found: list[int] = []  # of each probe, whether it differs
         for _ in range(WINDOWS):
             if time.perf_counter() - started > options.seconds:
                 break
             more = serve(core, options.steps // WINDOWS, rng, 1000 + served)
             served, cancelled, tokens = served + more[0], cancelled + more[1], tokens + more[2]
-            probes, drifted = probes + 1, drifted + (probe(core) != fresh)
+            found.append(int(probe(core) != fresh))
         pool, stats = core.scheduler.pool, core.runner.stats
         lost = pool.capacity - pool.num_free
         rows.append(
             [steps_per_launch, stats.steps, stats.looped_steps, served, cancelled, core.scheduler.preemptions, tokens,
-             probes, drifted, lost, time.perf_counter() - started]
+             len(found), sum(found), lost, time.perf_counter() - started]
         )  # fmt: skip
         print(rows[-1], flush=True)
         name = f"{steps_per_launch} steps a launch"
-        if drifted:
-            wrong.append(f"{name}: {drifted} of {probes} probes differ from a fresh engine's")
+        samples[name] = found
+        if any(found):
+            wrong.append(f"{name}: {sum(found)} of {len(found)} probes differ from a fresh engine's")
         if lost:
             wrong.append(f"{name}: {lost} blocks are lost")
         if stats.steps < options.steps:
@@ -147,6 +149,7 @@ def main() -> int:
                 "probes", "drifted", "lost", "seconds",
             ],
             "rows": rows,
+            "samples": samples,
         }
     )  # fmt: skip
     print("; ".join(wrong) or "no drift")
