@@ -16,13 +16,14 @@ import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
 from steady import SteadyEngine
 
+from stepgraph.engine.loops import AUTO
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
 from stepgraph.measure.trace.profiler import cuda_profiler, profiled_trace
 
 PROMPT, ROUNDS, STEPS, HOST_STEPS, TRACED = 64, 10, 32, 320, 48
 HOST_BARS, GAP_BAR, MANY_BAR = {13: 15.0, 256: 60.0}, 5.0, 1.0  # µs
-LAUNCHES, MANY = 8, 64
+LAUNCHES, MANY = 5, AUTO
 
 
 @torch.inference_mode()

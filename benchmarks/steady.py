@@ -13,6 +13,8 @@ from stepgraph.engine.kv_blocks import blocks_for
 from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.request import Request
+from stepgraph.engine.running import Running
+from stepgraph.engine.tracked import TrackedRequest
 from stepgraph.ops.attention import get_backend
 from stepgraph.runtime import GraphConfig, Ladder
 from stepgraph.runtime.platforms.base import Mark
@@ -35,6 +37,18 @@ class TimedMark:
         self.waited += time.perf_counter() - started
 
 
+class NoText:
+    """Stands in for `TextStream`: detokenising is not the engine's time."""
+
+    text, stopped = "", False
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
 class SteadyEngine:
     """`rows` requests of `prompt` tokens each that have joined and decode; `most` tokens can be had of each.
 
@@ -54,11 +68,13 @@ class SteadyEngine:
             steps_per_launch=steps_per_launch,
         )
         self.core.capture()
+        self.running = Running(self.core)
         for id in range(rows):
             text = [(7 * id + 13 * place) % model.config.vocab_size for place in range(prompt)]
-            self.core.scheduler.add(Request(id, text, GREEDY, 7, most))
+            request = Request(id, text, GREEDY, 7, most)
+            self.running.add(TrackedRequest(id, None, request, NoText(), heard=False))  # type: ignore[arg-type]
         while self.core.scheduler.waiting or self.core.scheduler.prefilling:
-            self.core.step_ahead()
+            self.step()
         flights = self.core._flights
         asleep = self.core._loops._mark = TimedMark(self.core._loops._mark)
         marks = [TimedMark(mark) for mark in flights._marks]
@@ -66,16 +82,16 @@ class SteadyEngine:
         self.marks = [asleep, *marks]
 
     def step(self) -> None:
-        self.core.step_ahead()
+        self.running.step()
 
     def host_us(self, count: int) -> list[float]:
         """Of each step the host's time without its waiting for the device."""
-        samples = []
+        samples, changes = [], self.core.scheduler.changes
         for _ in range(count):
             before, started = self._waited(), time.perf_counter()
-            produced = self.core.step_ahead()
+            self.step()
             samples.append((time.perf_counter() - started - (self._waited() - before)) * 1e6)
-            assert len(produced) == len(self.core.scheduler.rows), "a request ended or was preempted"
+        assert self.core.scheduler.changes == changes, "a request ended or was preempted"
         return samples
 
     def loop_ms(self, count: int) -> float:
@@ -83,21 +99,21 @@ class SteadyEngine:
         self.core.buffers.platform.synchronize()
         started = time.perf_counter()
         for _ in range(count):
-            self.core.step_ahead()
+            self.step()
         self.core.buffers.platform.synchronize()
         return (time.perf_counter() - started) * 1e3 / count
 
     def many_us(self, launches: int) -> list[tuple[float, float]]:
         """Of so many launches of many steps, µs a token of a row: in all, and the host's without its waiting."""
-        samples = []
+        samples, rows, stats = [], len(self.core.scheduler.rows), self.core.runner.stats
         while len(samples) < launches:
-            loops, waited = self.core.runner.stats.loops, self._waited()
+            before, waited = stats.looped_steps, self._waited()
             started = time.perf_counter()
-            produced = self.core.step_many()
-            whole = time.perf_counter() - started
-            if self.core.runner.stats.loops > loops:
-                steps = len(produced) / len(self.core.scheduler.rows)
-                samples.append((whole / steps * 1e6, (whole - self._waited() + waited) / len(produced) * 1e6))
+            self.step()
+            whole = (time.perf_counter() - started) * 1e6
+            if steps := stats.looped_steps - before:
+                host = whole - (self._waited() - waited) * 1e6
+                samples.append((whole / steps, host / (steps * rows)))
         return samples
 
     def bare_step(self) -> None:

@@ -45,8 +45,8 @@ def main() -> None:
         {
             "name": "steady_host",
             "definition": "The host's time of a steady decode step, everything but computing and detokenising: launch, "
-            "mark, read the tokens of the step before, hand them out. The recordings hold nothing. The mean has the "
-            "steps in which blocks are given, one of sixteen.",
+            "mark, read the tokens of the step before, hand them to the requests' texts. The recordings hold nothing. "
+            "The mean has the steps in which blocks are given, one of sixteen.",
             "unit": "µs",
             "machine": machine(),
             "versions": versions("torch"),

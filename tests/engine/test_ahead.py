@@ -260,3 +260,80 @@ def test_blocks_are_there_before_they_are_needed(device: torch.device) -> None:
             assert len(one.blocks) >= blocks_for(one.num_tokens)  # with the token that is on its way
     assert [after - before for before, after in zip(writes, writes[1:], strict=False)] == [16] * (len(writes) - 1)
     assert 3 <= len(writes) <= 5
+
+
+@pytest.mark.parametrize("seed", [7, 11])
+def test_who_has_ended_and_is_preempted_gets_no_further_token(seed: int, device: torch.device) -> None:
+    """A request that ended is removed late, and gives its blocks to an older one meanwhile."""
+
+    def ours() -> list[Request]:
+        return requests_for(10, seed=seed, longest=60, most=60, temperature=0.9)
+
+    free, mine, want = run_all(tiny_engine(device), ours()), ours(), []
+    for one, tokens in zip(mine, free, strict=True):
+        end = tokens[len(tokens) // 2]
+        one.stops = frozenset([end])
+        want.append(tokens[: tokens.index(end) + 1])
+    core = tiny_engine(device, num_blocks=14)
+    serve_stops(core, mine, remove_late=12)
+    assert core.scheduler.preemptions > 0 and core.scheduler.pool.num_free == core.scheduler.pool.capacity
+    assert [one.output for one in mine] == want
+
+
+def test_an_interrupted_plan_is_told_again(device: torch.device) -> None:
+    """Rows were given blocks, and the device had not heard of them."""
+    right = run_all(tiny_engine(device), requests_for(10, longest=60, most=40, temperature=0.7))
+    core, mine = tiny_engine(device, num_blocks=30), requests_for(10, longest=60, most=40, temperature=0.7)
+    grow, interrupted = core.scheduler.grow, []
+
+    def interrupted_behind(*arguments):
+        grown = grow(*arguments)
+        if grown and len(interrupted) < 4:
+            interrupted.append(grown)
+            raise KeyboardInterrupt
+        return grown
+
+    core.scheduler.grow = interrupted_behind  # type: ignore[method-assign]
+    for one in mine:
+        core.scheduler.add(one)
+    while core.scheduler.has_work:
+        try:
+            produced = core.step_ahead()
+        except KeyboardInterrupt:
+            continue
+        for one, _ in produced:
+            finish(core, one)
+    assert len(interrupted) == 4
+    assert [one.output for one in mine] == right
+
+
+@pytest.mark.parametrize("share", [0, 2, 5])
+def test_an_interrupt_amid_reading_loses_no_token_and_gives_none_twice(share: int, device: torch.device) -> None:
+    """So many of five requests have the step's token by then."""
+
+    def ours() -> list[Request]:
+        return [request(id, [id, 3], 20 + id, seed=id, temperature=0.7) for id in range(5)]
+
+    core, mine, calls = tiny_engine(device), ours(), []
+    take = core._flights._take
+
+    def interrupted(takers, step, changes, tokens):
+        calls.append(step)
+        if len(calls) in (3, 9):
+            for output, token in zip(takers.outputs[:share], tokens, strict=False):
+                output.append(token)
+            raise KeyboardInterrupt
+        return take(takers, step, changes, tokens)
+
+    core._flights._take = interrupted  # type: ignore[method-assign]
+    for one in mine:
+        core.scheduler.add(one)
+    interrupts = 0
+    while core.scheduler.has_work:
+        try:
+            core.step_ahead()
+        except KeyboardInterrupt:
+            interrupts += 1
+        for one in list(core.scheduler.rows):
+            finish(core, one)
+    assert interrupts == 2 and [one.output for one in mine] == run_all(tiny_engine(device), ours())

@@ -122,6 +122,62 @@ def test_streams_may_take_turns(llm: LLM) -> None:
     assert text + "".join(delta.text for delta in first) == llm.generate("ab", GREEDY)[0].outputs[0].text
 
 
+def test_a_stream_that_is_collected_amid_a_step_ends_behind_it(llm: LLM) -> None:
+    """The collector may come at any line, also while rows are being counted."""
+    expected = [output.outputs[0].token_ids for output in llm.generate(["ab", "cd"], GREEDY)]
+    kept = [llm.stream(text, SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)) for text in ("ef", "gh")]
+    for stream in kept:
+        next(stream)
+    scheduler, plan = llm.core.scheduler, llm.core.scheduler.plan_prefill
+
+    def collecting():
+        before = list(scheduler.rows)
+        while kept:
+            kept.pop().close()
+        assert scheduler.rows == before, "a row went while the step was planned"
+        return plan()
+
+    scheduler.plan_prefill = collecting  # type: ignore[method-assign]
+    try:
+        outputs = llm.generate(["ab", "cd"], GREEDY)
+    finally:
+        del scheduler.plan_prefill
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert not scheduler.has_work and scheduler.pool.num_free == scheduler.pool.capacity
+
+
+def test_a_stream_ends_whose_last_token_came_in_an_interrupted_step(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    expected = llm.generate("ab", params)[0].outputs[0].text
+    first = llm.stream("ab", params)
+    texts = [next(first).text]
+    step = llm.core.step_ahead
+
+    def interrupted():
+        produced = step()
+        if any(request.ended for request, _ in produced):
+            raise KeyboardInterrupt
+        return produced
+
+    llm.core.step_ahead = interrupted  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("cd", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    finally:
+        del llm.core.step_ahead
+    texts += [delta.text for delta in first]
+    assert "".join(texts) == expected and not llm.core.scheduler.has_work
+
+
+def test_texts_that_nobody_hears_are_whole_at_whatever_token_they_end(llm: LLM) -> None:
+    """They are caught up with in turns."""
+    for count in (1, 2, 15, 16, 17, 33):
+        params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        heard = llm.generate(["ab", "cde"], params, stream=lambda delta: None)
+        silent = llm.generate(["ab", "cde"], params)
+        assert [output.outputs[0] for output in silent] == [output.outputs[0] for output in heard]
+
+
 def test_a_stream_that_is_never_read_queues_nothing(llm: LLM) -> None:
     llm.stream("ab", GREEDY)
     assert not llm.core.scheduler.has_work

@@ -204,7 +204,7 @@ def test_an_abort_in_the_middle_of_a_burst(checkpoint: Path) -> None:
     assert second.outputs[0].token_ids == llm.generate("cd", params)[0].outputs[0].token_ids
 
 
-@pytest.mark.parametrize("nonsense", [0, -1, 1.5, "many", True])
+@pytest.mark.parametrize("nonsense", [0, -1, 1.5, "many", True, 4097, 10**12])
 def test_what_is_no_number_of_steps_is_refused(nonsense: object, checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="steps_per_launch"):
         LLM(checkpoint, device="cpu", max_num_seqs=2, steps_per_launch=nonsense)  # type: ignore[arg-type]

@@ -140,7 +140,7 @@ def follows(group: Group, folder: Path) -> list[str]:
     mine = parallel(group)
     llm = make_llm(folder, "full", parallel=mine, max_num_seqs=2)
     core, done = llm.core, list[str]()
-    agree, run, check, take = mine.agree_on_step, core._run, mine.check, core._flights._take
+    flights, agree, check = core._flights, mine.agree_on_step, mine.check
 
     def noting(what: str, function: Any) -> Any:
         def noted(*arguments: Any) -> Any:
@@ -150,9 +150,10 @@ def follows(group: Group, folder: Path) -> list[str]:
         return noted
 
     mine.agree_on_step = noting("agree", agree)  # type: ignore[method-assign]
-    core._run = noting("launch", run)  # type: ignore[method-assign]
-    core._flights._check = noting("check", check)
-    core._flights._take = noting("take", take)  # type: ignore[method-assign]
+    flights.launched = noting("launch", flights.launched)  # type: ignore[method-assign]
+    flights.launched_again = noting("launch", flights.launched_again)  # type: ignore[method-assign]
+    flights._check = noting("check", check)
+    flights._take = noting("take", flights._take)  # type: ignore[method-assign]
     ends = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (9, 3, 5, 1)]
     llm.generate(PROMPTS, ends)
     return done

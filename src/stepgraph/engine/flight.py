@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,29 +18,54 @@ from stepgraph.runtime.platforms.base import Mark
 Produced = list[tuple[Request, int]]
 """Requests with their next token each, by row."""
 
+
+class Burst(Sequence[tuple[Request, int]]):
+    """What several steps have produced, step by step. Pairs are made when they are asked for: thousands that lie in a
+    list would set the garbage collector going."""
+
+    def __init__(self, requests: list[Request], tokens: list[int]) -> None:
+        self._requests, self._tokens = requests, tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __iter__(self) -> Iterator[tuple[Request, int]]:
+        return zip(cycle(self._requests), self._tokens, strict=False)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
 _MOST = 2  # launched before the first of them is read
 _LINES = 4  # of a mailbox, at least, for tokens of successive steps: a later one writes none that is still to be read
 
 
-class Takers(NamedTuple):
+class Takers:
     """Whom steps give a token each, unless they have lost their row or ended since.
 
-    stints: each request's. places: int64 [lines, requests], where in `told` the first, second, ... step's tokens are;
-        once round, it begins again.
+    takers: requests, and the positions in their texts of the tokens that the first step gives. lines: of a mailbox.
     """
 
-    requests: list[Request]
-    stints: list[int]
-    places: np.ndarray[Any, Any]
+    def __init__(self, takers: Mapping[Request, int], lines: int) -> None:
+        self.requests = list(takers)
+        self.outputs = [request.output for request in takers]  # which are added to
+        self.stints = [request.stint for request in takers]
+        self.positions = list(takers.values())
+        self._mailboxes = np.array([request.mailbox for request in takers], dtype=np.int64) * lines
+        self._positions, self._lines = np.array(self.positions, dtype=np.int64), lines
+        self._known: dict[int, np.ndarray[Any, Any]] = {}
 
-    @classmethod
-    def of(cls, takers: Mapping[Request, int], lines: int) -> Takers:
-        """takers: requests, and the positions of their tokens in the texts."""
-        requests = list(takers)
-        mailboxes = np.array([request.mailbox for request in requests], dtype=np.int64)
-        positions = np.array(list(takers.values()), dtype=np.int64)
-        places = mailboxes * lines + (positions + np.arange(lines)[:, None]) % lines
-        return cls(requests, [request.stint for request in requests], places)
+    def places(self, step: int) -> np.ndarray[Any, Any]:
+        """int64 [requests]: where in `told` the tokens of a step are, counted from the first. Mailboxes go round."""
+        line = step % self._lines
+        known = self._known.get(line)
+        if known is None:
+            known = self._known[line] = self.places_of(range(line, line + 1))[0]
+        return known
+
+    def places_of(self, steps: range) -> np.ndarray[Any, Any]:
+        """int64 [steps, requests], of as many steps as a mailbox has lines, at most."""
+        return self._mailboxes + (self._positions + np.arange(steps.start, steps.stop)[:, None]) % self._lines
 
 
 class Flight(NamedTuple):
@@ -72,6 +98,7 @@ class Flights:
         self._scheduler, self._check = scheduler, check
         self._flights: deque[Flight] = deque()
         self._last: Flight | None = None  # launched, read or not
+        self._torn = False  # an interrupt came while the oldest was read: some requests may have its tokens
         self._marks = deque(platform.mark() for _ in range(_MOST))
 
     def __len__(self) -> int:
@@ -87,8 +114,8 @@ class Flights:
         return counts
 
     def launched(self, takers: Mapping[Request, int]) -> None:
-        """A step was launched. takers: as for `Takers.of`."""
-        self._add(Flight(Takers.of(takers, self._lines), 0, self._scheduler.changes, self._next_mark()))
+        """A step was launched. takers: as for `Takers`."""
+        self._add(Flight(Takers(takers, self._lines), 0, self._scheduler.changes, self._next_mark()))
 
     def launched_again(self) -> None:
         """A step like the last one was launched: a token further for everybody."""
@@ -102,39 +129,45 @@ class Flights:
         mark.wait()
         if self._check is not None:
             self._check()
-        tokens = self._told.take(takers.places[step % self._lines]).tolist()
+        tokens = self._told.take(takers.places(step)).tolist()
+        torn, self._torn = self._torn, True
+        produced = self._read_some(takers, step, tokens) if torn else self._take(takers, step, changes, tokens)
         self._flights.popleft()
-        return self._take(takers, changes, tokens)
+        self._torn = False
+        return produced
 
-    def read_loop(self, steps: int) -> Produced:
-        """The tokens of so many steps like the last one, all of which are over; no other is on its way."""
+    def read_loop(self, steps: int) -> Burst:
+        """The tokens of so many steps like the last one, all over; no other is on its way. Only in the last of them a
+        request may have ended."""
         assert self._last is not None and not self._flights, "steps like which?"
         takers, last, changes, mark = self._last
-        lines = np.arange(last + 1, last + 1 + steps) % self._lines
-        produced: Produced = []
-        for tokens in self._told.take(takers.places[lines]).tolist():
-            produced += self._take(takers, changes, tokens)
+        told = self._told.take(takers.places_of(range(last + 1, last + 1 + steps)))
+        for output, tokens in zip(takers.outputs, told[:-1].T.tolist(), strict=True):
+            output.extend(tokens)
+        ends = self._take(takers, last + steps, changes, told[-1].tolist())
         self._last = Flight(takers, last + steps, changes, mark)
-        return produced
+        return Burst(takers.requests, told[:-1].ravel().tolist() + [token for _, token in ends])
 
-    def _take(self, takers: Takers, changes: int, tokens: list[int]) -> Produced:
+    def _take(self, takers: Takers, step: int, changes: int, tokens: list[int]) -> Produced:
         if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
-            return self._read_some(takers, tokens)
-        produced = list(zip(takers.requests, tokens, strict=True))
-        for request, token in produced:
-            request.output.append(token)
-        return produced
+            return self._read_some(takers, step, tokens)
+        for _ in map(list.append, takers.outputs, tokens):  # half the time of a loop of our own
+            pass
+        return list(zip(takers.requests, tokens, strict=True))
 
-    def _read_some(self, takers: Takers, tokens: list[int]) -> Produced:
+    def _read_some(self, takers: Takers, step: int, tokens: list[int]) -> Produced:
         """The tokens of those who are where they were; some may end."""
         produced: Produced = []
-        for request, stint, told in zip(takers.requests, takers.stints, tokens, strict=True):
-            if request.stint == stint and not request.ended:
+        known = zip(takers.requests, takers.stints, takers.positions, tokens, strict=True)
+        for request, stint, position, told in known:
+            if request.stint != stint or request.ended:
+                continue
+            if request.num_tokens == position + step:  # else it was taken in before an interrupt
                 token = told if told >= 0 else ~told
                 request.output.append(token)
                 produced.append((request, token))
-                if told < 0:
-                    self._scheduler.end(request)
+            if told < 0:
+                self._scheduler.end(request)
         return produced
 
     def _add(self, flight: Flight) -> None:

@@ -72,7 +72,9 @@ class BlockPool:
         """`count` blocks, or None (and nothing taken) if there are not that many."""
         if count > len(self._free):
             return None
-        taken = [self._free.pop() for _ in range(count)]
+        kept = len(self._free) - count
+        taken = self._free[kept:][::-1]
+        del self._free[kept:]
         return taken
 
     def give_back(self, blocks: list[int]) -> None:

@@ -29,6 +29,7 @@ from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import Request
+from stepgraph.engine.running import Running
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.engine.text import TextStream
 from stepgraph.engine.tracked import TrackedRequest
@@ -215,7 +216,7 @@ class LLM:
             self.core.resize_kv(parallel.least(self.core.kv_memory.num_blocks))
         self._parallel = parallel
         self._next_id = 0
-        self._running: dict[int, TrackedRequest] = {}
+        self._running = Running(self.core)
 
     @property
     def capture_report(self) -> CaptureReport:
@@ -353,10 +354,7 @@ class LLM:
 
     def abort(self, request_id: int) -> None:
         """Stop a running request; it ends with reason `abort`. Unknown or finished ids are ignored."""
-        tracked = self._running.pop(request_id, None)
-        if tracked is not None:
-            tracked.request.finish_reason = "abort"
-            self.core.scheduler.remove(tracked.request)
+        self._running.abort(request_id)
 
     def _track_all(
         self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters, *, streams: bool
@@ -414,7 +412,8 @@ class LLM:
         request = Request(self._next_id, ids, params, seed, max_tokens, adapter, stops, one_by_one)
         self._next_id += 1
         text = TextStream(self.tokenizer, params.stop)
-        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text)
+        heard = streams or one_by_one
+        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text, heard=heard)
 
     def _require_adapter(self, name: str | None) -> None:
         if name is not None:
@@ -436,18 +435,18 @@ class LLM:
             self._require_adapter(
                 one.request.adapter
             )  # a stream begins when it is first read, and much may come before
-        for one in tracked:
-            self._running[one.request.id] = one
-            self.core.scheduler.add(one.request)
         try:
+            for one in tracked:
+                self._running.add(one)
+            heard = [one for one in tracked if one.heard]
             while True:
-                for one in tracked:
+                for one in heard:
                     while one.deltas:
                         yield one.deltas.popleft()
                 if all(one.finished for one in tracked):
                     self._use_gap()
                     return
-                self._step()
+                self._running.step()
         finally:
             for one in tracked:
                 self.abort(one.request.id)
@@ -461,19 +460,6 @@ class LLM:
             raise
         except StepgraphError as error:  # of no request
             _log.warning("lazy graphs: none could be recorded: %s", error)
-
-    def _step(self) -> None:
-        """Launch a step and take in the tokens of the one before, or those of many steps; all of them before any is
-        told, so that a caller may call again meanwhile."""
-        step = self.core.step_ahead if self.core.steps_per_launch == 1 else self.core.step_many
-        for request, token in step():
-            one = self._running.get(request.id)
-            if one is None:
-                continue
-            one.accept(token)
-            if one.finished:
-                self.core.scheduler.remove(request)
-                del self._running[request.id]
 
 
 def attention_shape(config: ModelConfig) -> AttentionShape:

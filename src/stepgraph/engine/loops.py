@@ -15,8 +15,10 @@ from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.runner import GraphRunner
 
 StepsPerLaunch = int | Literal["auto"]
-AUTO = 64
+AUTO = 256
 """Steps of a launch where nobody waits for single tokens: the host's time is then a small part of one step's."""
+MOST = 4096
+"""Each has a place in pinned memory, of twice as many requests as there may be."""
 
 _ONE_BY_ONE = "stop strings, many stop tokens or streaming"
 _log = logging.getLogger(__name__)
@@ -26,12 +28,12 @@ def most_steps(asked: object) -> int:
     """Of a launch, at most.
 
     Raises:
-        ConfigError: neither `auto` nor a whole number of at least 1.
+        ConfigError: neither `auto` nor a whole number from 1 to MOST.
     """
     if asked == "auto":
         return AUTO
-    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
-        raise ConfigError(f"steps_per_launch is {asked!r}; it is a whole number of at least 1, or 'auto'")
+    if not isinstance(asked, int) or isinstance(asked, bool) or not 1 <= asked <= MOST:
+        raise ConfigError(f"steps_per_launch is {asked!r:.80}; it is a whole number from 1 to {MOST}, or 'auto'")
     return asked
 
 

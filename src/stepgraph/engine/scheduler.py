@@ -194,7 +194,8 @@ class Scheduler:
         self._free(request)
         request.computed = 0
         self.preemptions += 1
-        self.add(request)
+        if not request.ended:  # else there is nothing more to compute
+            self.add(request)
 
     def _vacate(self, request: Request) -> None:
         row = self.rows.index(request)

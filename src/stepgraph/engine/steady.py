@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, BlockPool
@@ -14,17 +16,18 @@ Grown = list[tuple[int, int, int]]
 class SteadyRows:
     """Counts the steps for which nothing has to be told to the device, and gives blocks ahead once they are over.
 
-    rows: the requests; lengths: their tokens, with the one that the last launched step has read and without the one
-    it has chosen. pool: of blocks.
+    rows: the requests, `num_rows`; lengths: their tokens, with the one that the last launched step has read and without
+    the one it has chosen. pool: of blocks.
     """
 
     def __init__(self, rows: list[Request], lengths: list[int], pool: BlockPool) -> None:
-        self.lengths = np.array(lengths, dtype=np.int64)
+        self.num_rows = len(rows)
+        self._first, self._steps = np.array(lengths, dtype=np.int64), 0  # adding to the array is the dearer count
         self._rows, self._pool = rows, pool
         self._limits = np.array([request.limit for request in rows], dtype=np.int64)
         self._held = np.array([len(request.blocks) for request in rows], dtype=np.int64)
         ended = np.array([request.ended for request in rows], dtype=bool)
-        self._going = ~ended & (self.lengths < self._limits)  # those that the last step gives a token
+        self._going = ~ended & (self._first < self._limits)  # those that the last step gives a token
         self._left = self._count()
 
     def next(self) -> Grown | None:
@@ -52,6 +55,11 @@ class SteadyRows:
         return []
 
     @property
+    def lengths(self) -> np.ndarray[Any, Any]:
+        """int64 [num_rows], after the steps that were taken."""
+        return self._first + self._steps
+
+    @property
     def left(self) -> int:
         """Steps until a row ends by its length or needs a block."""
         return self._left
@@ -59,7 +67,7 @@ class SteadyRows:
     def went(self, steps: int) -> None:
         """So many steps were taken, at most `left`."""
         self._left -= steps
-        self.lengths += steps
+        self._steps += steps
 
     def _count(self) -> int:
         """Steps until a row that goes on ends by its length or needs a block."""
@@ -76,11 +84,11 @@ class SteadyRows:
         missing = np.where(self._going, -(-tokens // BLOCK_SIZE) - self._held, 0).clip(0)
         if self._pool.num_free < missing.sum() + len(self._rows):
             return None
+        rows = np.arange(self.num_rows).repeat(missing).tolist()
         grown: Grown = []
-        for row in missing.nonzero()[0].tolist():
-            request = self._rows[row]
-            for block in self._pool.take(int(missing[row])) or ():
-                grown.append((row, len(request.blocks), block))
-                request.blocks.append(block)
+        for row, block in zip(rows, self._pool.take(len(rows)) or (), strict=True):
+            blocks = self._rows[row].blocks
+            grown.append((row, len(blocks), block))
+            blocks.append(block)
         self._held += missing
         return grown

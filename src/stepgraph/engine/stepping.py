@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from stepgraph.engine.flight import Flights, Produced
 from stepgraph.engine.loops import Loops
 from stepgraph.engine.parallel import TensorParallel
+from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import Chunk, Scheduler
 from stepgraph.engine.staging import Staging
-from stepgraph.engine.steady import Grown, SteadyRows
+from stepgraph.engine.steady import SteadyRows
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.runtime.buffers import StaticBuffers
 from stepgraph.runtime.capture import CaptureReport
@@ -38,7 +38,6 @@ class Stepping:
         """Between two steps, of lazy graphs: record some that are left."""
         raise NotImplementedError
 
-    @torch.inference_mode()
     def step(self) -> Produced:
         """One token for every decoding request, and for every request whose prefill this step completes.
 
@@ -52,7 +51,6 @@ class Stepping:
             self._use_gap()
         return self._read(leave=0)
 
-    @torch.inference_mode()
     def step_ahead(self) -> Produced:
         """As `step`, but the next step is launched before the last one's tokens are read, so that the device does not
         wait for the host. The first call returns none, and one behind the last step its tokens.
@@ -65,8 +63,7 @@ class Stepping:
             self._use_gap()
         return self._read(leave=0)
 
-    @torch.inference_mode()
-    def step_many(self) -> Produced:
+    def step_many(self) -> Sequence[tuple[Request, int]]:
         """As `step_ahead`; where the same rows go on, the device runs up to `steps_per_launch` steps by itself, until
         one of them ends, and the host sleeps meanwhile. Returns the tokens of all of them, step by step."""
         steady = self._unchanged()
@@ -74,10 +71,9 @@ class Stepping:
             return self.step_ahead()
         if produced := self._read(leave=0):
             return produced
-        grown = steady.reach(self._loops.terms.most)
         try:
-            self._staging.grow(grown)
-            steps = self._loops.run(self.runner, len(steady.lengths), self._staging.num_loras) if steady.left > 0 else 0
+            self._staging.grow(steady.reach(self._loops.terms.most))
+            steps = self._loops.run(self.runner, steady.num_rows, self._staging.num_loras) if steady.left > 0 else 0
             if steps:
                 steady.went(steps)
                 return self._flights.read_loop(steps)
@@ -91,21 +87,25 @@ class Stepping:
         if len(self._flights) > 1:  # an interrupt has left one unread
             return False
         steady = self._unchanged()
-        if steady is not None and (grown := steady.next()) is not None:
-            self._launch_again(steady.lengths, grown)
+        if steady is not None and self._launch_again(steady):
             return True
         if len(self._flights) and self._staging.lost:
             return False
+        return self._launch_planned()
+
+    @torch.inference_mode()
+    def _launch_planned(self) -> bool:
+        """Who decodes, who is prefilled, and what the device must be told of it."""
         scheduler, ahead = self.scheduler, self._flights.ahead()
-        grown = scheduler.grow(ahead)
-        chunks = scheduler.plan_prefill()
-        rows = list(scheduler.rows)
-        tokens = {request: request.num_tokens + ahead.get(request, 0) for request in rows}
-        takers = {request: count for request, count in tokens.items() if scheduler.goes_on(request, ahead)}
-        if not takers and not chunks:
-            return False
-        lengths = [*tokens.values(), *(chunk.stop for chunk in chunks)]
         try:
+            grown = scheduler.grow(ahead)
+            chunks = scheduler.plan_prefill()
+            rows = list(scheduler.rows)
+            tokens = {request: request.num_tokens + ahead.get(request, 0) for request in rows}
+            takers = {request: count for request, count in tokens.items() if scheduler.goes_on(request, ahead)}
+            if not takers and not chunks:
+                return False
+            lengths = [*tokens.values(), *(chunk.stop for chunk in chunks)]
             inputs = self._staging.stage(rows, scheduler.take_dirty_rows(), grown, chunks)
             if self.parallel is not None and inputs:
                 ids = [request.id for request in [*rows, *(chunk.request for chunk in chunks)]]
@@ -131,17 +131,26 @@ class Stepping:
         unchanged = self._changes == self.scheduler.changes and not self._staging.lost
         return self._steady if unchanged else None
 
-    def _launch_again(self, lengths: np.ndarray[Any, Any], grown: Grown) -> None:
-        """The same step once more: everybody is a token further."""
+    def _launch_again(self, steady: SteadyRows) -> bool:
+        """The same step once more: everybody is a token further. Not where it must be planned anew.
+
+        Without inference mode, which takes longer to enter than anything that is done here.
+        """
         try:
+            grown = steady.next()
+            if grown is None:
+                return False
             self._staging.grow(grown)
-            self._run(len(lengths), lengths, [], {})
+            if self.attention.plans_each_step:
+                self.attention.plan(steady.lengths, self.buffers["block_tables"])
+            self.runner(num_requests=steady.num_rows, num_loras=self._staging.num_loras)
             self._flights.launched_again()
         except BaseException:
             self._staging.doubt()
             raise
+        return True
 
-    def _run(self, rows: int, lengths: Sequence[int] | np.ndarray[Any, Any], chunks: list[Chunk], inputs: Any) -> None:
+    def _run(self, rows: int, lengths: Sequence[int], chunks: list[Chunk], inputs: Any) -> None:
         """lengths: tokens of each row, then of each chunk's request, the step's included."""
         num_loras = self._staging.num_loras
         if all(chunk.stop - chunk.start == 1 for chunk in chunks):  # no prefill, or a token of it: a decode step
@@ -155,7 +164,8 @@ class Stepping:
         """The tokens of all steps on their way but the last `leave`."""
         produced: Produced = []
         while len(self._flights) > leave:
-            produced += self._flights.read()
+            tokens = self._flights.read()
+            produced = produced + tokens if produced else tokens
         return produced
 
     def _use_gap(self) -> None:

@@ -13,11 +13,12 @@ class TrackedRequest:
     """One prompt of a call.
 
     index: the prompt's place in the call.
+    heard: whether its text is wanted, or may end it, with each token. Others have no deltas and end as the device says.
     deltas: text that has become certain and that the caller has not been given yet.
     """
 
-    def __init__(self, index: int, prompt: str | None, request: Request, text: TextStream) -> None:
-        self.index, self.request = index, request
+    def __init__(self, index: int, prompt: str | None, request: Request, text: TextStream, *, heard: bool) -> None:
+        self.index, self.request, self.heard = index, request, heard
         self.deltas: deque[TextDelta] = deque()
         self._prompt, self._text = prompt, text
         self._taken = 0  # tokens; the request may have more already
@@ -26,8 +27,17 @@ class TrackedRequest:
     def finished(self) -> bool:
         return self.request.finish_reason is not None
 
-    def accept(self, token: int) -> None:
-        """Take one token in; it may end the request."""
+    def catch_up(self) -> None:
+        """Take in the tokens that the request has got since; one may end it."""
+        output = self.request.output
+        if not self.heard and not self.request.ended:
+            for token in output[self._taken :]:
+                self._text.push(token)
+            self._taken = len(output)
+        while self._taken < len(output) and not self.finished:
+            self._accept(output[self._taken])
+
+    def _accept(self, token: int) -> None:
         request, text = self.request, self._text
         self._taken += 1
         reason: FinishReason | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from stepgraph.runtime.errors import InputError
@@ -47,13 +48,13 @@ class DeviceRows:
         Raises:
             InputError: as `patch`, or a column that is none.
         """
-        slot, entries = self.slots.get(name), torch.tensor([rows, columns, values], dtype=torch.int64)
+        slot, entries = self.slots.get(name), np.array([rows, columns, values], dtype=np.int64)
         if slot is None or slot.owner != "device" or len(slot.shape) != 1:
             raise InputError(f"slot {name}: no slot with owner='device' and a row of entries")
         shape = (self._capacity[slot.per], *slot.shape)
-        if any(not 0 <= at < size for part, size in zip((rows, columns), shape, strict=True) for at in part):
+        if ((entries[:2] < 0) | (entries[:2] >= np.array(shape)[:, None])).any():
             raise InputError(f"slot {name}: rows {rows}, columns {columns} are not all within {shape}")
-        row, column, value = self._uploaded(entries).unbind()
+        row, column, value = self._uploaded(torch.from_numpy(entries)).unbind()
         self._on_device[name].index_put_((row, column), value.to(slot.dtype))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +43,7 @@ class Graphs:
         self.dispatcher = Dispatcher(config, buffers.max_requests, modes, report.dropped, report.pending)
         self.units = units
         self._config, self._buffers = config, buffers
-        self._lent: dict[Decision, dict[str, torch.Tensor]] = {}
+        self._ready: dict[Decision, tuple[Callable[[], None], dict[str, torch.Tensor]]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.by_key)
@@ -55,13 +55,14 @@ class Graphs:
 
     def replay(self, decision: Decision) -> dict[str, torch.Tensor]:
         """Run a staged batch; returns the real rows of its outputs."""
-        graph = self.by_key[decision.key]
-        graph.recording.replay()
-        lent = self._lent.get(decision)
-        if lent is None:
-            lent = real_rows(graph.outputs, self.units, decision.batch)
+        ready = self._ready.get(decision)
+        if ready is None:
+            graph = self.by_key[decision.key]
+            ready = graph.recording.replay, real_rows(graph.outputs, self.units, decision.batch)
             if decision.key.is_uniform:  # of mixed batches there are too many
-                self._lent[decision] = lent
+                self._ready[decision] = ready
+        replay, lent = ready
+        replay()
         return lent
 
     def find(self, batch: BatchDescriptor) -> CapturedGraph:
@@ -122,4 +123,4 @@ class Graphs:
         for graph in self.by_key.values():
             graph.recording.release()
         self.by_key = {}
-        self._lent.clear()
+        self._ready.clear()
