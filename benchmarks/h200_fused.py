@@ -173,10 +173,8 @@ def operations(limit: dict[str, float]) -> list[str]:
 
 def tune_both(limit: dict[str, float]) -> list[str]:
     device = torch.cuda.get_device_name()
-    for shape, seconds in ((BIG, 90), (SMALL, 50)):
+    for shape, seconds in ((BIG, 60), (SMALL, 40)):
         choices, result = tune(shape, SHAPES[shape], FEW, seconds)
-        for row in result.tables[0].rows:
-            print(shape, *row)
         print(*result.notes, sep="\n", flush=True)
         tiles = load_tiles(device).updated(choices)
         write_whole(package_file(device), json.dumps(tiles.to_json(device), indent=1) + "\n")

@@ -16,7 +16,8 @@ CUDA = Tile(16, 64, 8, 3, "cuda")
 def test_a_batch_takes_the_tile_of_the_next_larger_number_of_rows() -> None:
     four, eight = (Choice("down", 64, 128, rows, Tile(16, 128, rows // 4), "a test") for rows in (4, 8))
     tiles = Tiles([four, eight])
-    assert [tiles.choose("down", 64, 128, rows) for rows in (3, 4, 5, 8)] == [four, four, eight, eight]
+    assert [tiles.choose("down", 64, 128, rows) for rows in (1, 3, 4, 5, 8)] == [four, four, four, eight, eight]
+    assert Tiles([eight]).choose("down", 64, 128, 1).source == "not measured"
     assert tiles.choose("down", 64, 256, 4).source == "not measured"
 
 
@@ -26,6 +27,11 @@ def test_without_measurements_small_batches_are_fused() -> None:
             assert Tiles().choose(operation, 6144, 4096, rows).tile is not None
         assert Tiles().choose(operation, 6144, 4096, 17).tile is None
         assert Tiles().choose(operation, 6144, 4096, ROWS[-1] + 1).tile is None
+
+
+def test_without_measurements_two_programs_fit_a_multiprocessor() -> None:
+    for rows, stages in ((1, 6), (2, 5), (4, 5), (8, 4), (16, 3)):
+        assert Tiles().choose("down", 4096, 14336, rows).tile == Tile(16, 64, 8, stages, "cuda")
 
 
 def test_measurements_replace_those_of_the_same_batch(tmp_path: Path) -> None:

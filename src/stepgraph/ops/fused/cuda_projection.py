@@ -15,12 +15,13 @@ import torch
 
 from stepgraph.ops import nvrtc
 from stepgraph.ops.fused.tiling import CUDA_COLUMNS as STEP
-from stepgraph.ops.fused.tiling import Tile
+from stepgraph.ops.fused.tiling import Tile, padded
 from stepgraph.ops.nvrtc import CudaKernel
 from stepgraph.ops.overlap import can_overlap
 
 _MOST_ROWS = 32
-_SHARED_BYTES = 224 << 10  # of a program's rings, at most
+_HOPPERS_SHARED_BYTES = 224 << 10  # of a program's rings, at most
+_STATIC_BYTES = 3 << 10  # that a program has besides
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ def supports(tile: Tile, rows: int, weight: torch.Tensor, pairs: int | None = No
         and rows <= _MOST_ROWS
         and width % STEP == 0
         and group % (tile.outputs if pairs is None else tile.outputs // 2) == 0
-        and shared_bytes(tile, rows, norm=True) <= _SHARED_BYTES
+        and shared_bytes(tile, rows, norm=True) <= _most_shared_bytes(weight.device)
     )
 
 
 def shared_bytes(tile: Tile, rows: int, *, norm: bool) -> int:
     """Of the rings of a program."""
-    return tile.warps * tile.stages * STEP * 2 * (tile.outputs + _padded(rows) + norm)
+    return tile.warps * tile.stages * STEP * 2 * (tile.outputs + padded(rows) + norm)
 
 
 def project(
@@ -96,7 +97,7 @@ def project(
         params.table_row, params.block_size = turn.block_tables.stride(0), kv.shape[2]
         params.num_heads, params.kv_heads = turn.num_heads, kv.shape[3]
     kernel = _kernel(
-        mode, norm is not None, bias is not None, x.dtype == torch.bfloat16, overlap, tile, _padded(rows), x.device
+        mode, norm is not None, bias is not None, x.dtype == torch.bfloat16, overlap, tile, padded(rows), x.device
     )
     shared = shared_bytes(tile, rows, norm=norm is not None)
     kernel.launch((columns // a_program, heads, 1), tile.warps * 32, params, shared_bytes=shared, overlap=overlap)
@@ -107,7 +108,7 @@ def compile_ahead(
 ) -> None:
     """Put the kernel of a projection into the cache of compiled ones; may run in many threads at once."""
     overlap = can_overlap(device)
-    defines = _defines(mode, norm, bias, dtype == torch.bfloat16, overlap, tile, _padded(rows))
+    defines = _defines(mode, norm, bias, dtype == torch.bfloat16, overlap, tile, padded(rows))
     nvrtc.compile_kernel(_source(), "project", defines)
 
 
@@ -125,9 +126,12 @@ def source(name: str) -> str:
     return files("stepgraph.ops.fused").joinpath(name).read_text(encoding="utf-8")
 
 
-def _padded(rows: int) -> int:
-    """The next power of two."""
-    return 1 << (rows - 1).bit_length()
+@cache
+def _most_shared_bytes(device: torch.device) -> int:
+    """Of a program, on the device."""
+    if device.type != "cuda":
+        return _HOPPERS_SHARED_BYTES  # emulated
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) - _STATIC_BYTES
 
 
 @cache

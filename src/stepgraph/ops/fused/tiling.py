@@ -14,12 +14,14 @@ from stepgraph.runtime.errors import ConfigError
 
 OPERATIONS = ("qkv", "attention_out", "gate_up", "down", "lm_head")
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-"""Rows that tiles are measured for; a batch takes those of the next larger number."""
+"""Rows that tiles are measured for; a batch takes those of the next larger number that is there, up to four times its
+own."""
 
 CUDA_COLUMNS = 64
 """Columns that a warp of the CUDA kernel reads at a time."""
 
 _UNMEASURED_ROWS = 16  # up to which a shape without measurements is fused
+_HALF_A_MULTIPROCESSOR = 112 << 10  # bytes of its shared memory
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ class Tiles:
     def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
         """For a batch of so many rows; what the rules of `unmeasured` say where nothing was measured."""
         for size in ROWS:
-            if size >= rows:
-                found = self.choices.get((operation, out, width, size))
-                return unmeasured(operation, out, width, size) if found is None else found
-        return Choice(operation, out, width, rows, None, "more rows than tiles are measured for")
+            found = self.choices.get((operation, out, width, size))
+            if rows <= size <= 4 * rows and found is not None:
+                return found
+        return unmeasured(operation, out, width, rows)
 
     def to_json(self, device: str) -> dict[str, Any]:
         ordered = sorted(self.choices.values(), key=lambda c: (c.out * c.width, OPERATIONS.index(c.operation), c.rows))
@@ -101,11 +103,19 @@ class OneTile(Tiles):
 
 
 def unmeasured(operation: str, out: int, width: int, rows: int) -> Choice:
-    """Fused up to 16 rows. Few outputs a program, so that there are many programs to read at once."""
+    """Fused up to 16 rows. As deep a ring as lets two programs onto a multiprocessor of Hopper's: that much of a weight
+    arrives while the kernel in front ends."""
     if rows > _UNMEASURED_ROWS:
         return Choice(operation, out, width, rows, None, "not measured")
-    tile = by_triton(out, width, rows) if rows == 1 else Tile(16, CUDA_COLUMNS, 8, 3, "cuda")
+    warps, outputs = 8, 16
+    stage = warps * CUDA_COLUMNS * 2 * (outputs + padded(rows) + 1)
+    tile = Tile(outputs, CUDA_COLUMNS, warps, _HALF_A_MULTIPROCESSOR // stage, "cuda")
     return Choice(operation, out, width, rows, tile, "not measured")
+
+
+def padded(rows: int) -> int:
+    """The next power of two, which the CUDA kernel has room for."""
+    return 1 << (rows - 1).bit_length()
 
 
 def by_triton(out: int, width: int, rows: int) -> Tile:
