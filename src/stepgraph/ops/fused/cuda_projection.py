@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import torch
 
@@ -131,7 +132,8 @@ def _most_shared_bytes(device: torch.device) -> int:
     """Of a program, on the device."""
     if device.type != "cuda":
         return _HOPPERS_SHARED_BYTES  # emulated
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) - _STATIC_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)  # newer than torch's own stubs
+    return int(properties.shared_memory_per_block_optin) - _STATIC_BYTES
 
 
 @cache
