@@ -27,7 +27,7 @@ class CudaAttention(TritonAttention):
         return LiveTensors(self, *super().tensors(), *own)  # float32 takes Triton's
 
     def splits(self, rows: int) -> int:
-        return self.kernel.plan.splits(rows)
+        return self.kernel.splits(rows)
 
     def decode(
         self,

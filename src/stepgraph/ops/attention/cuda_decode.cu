@@ -5,7 +5,7 @@
 // computed as K Q^T and the result as V^T P^T on tensor cores: the heads of a group are the narrow side (8), and no
 // part of an instruction is spent on rows of padding.
 //
-// Compiled with HEAD_DIM, GROUP, BF16, PDL, WARPS, RING and TRIGGER defined.
+// Compiled with HEAD_DIM, GROUP, BF16, PDL, WARPS and RING defined.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Para
     extern __shared__ __align__(128) char rings[];
     __shared__ float warp_top[WARPS][8], warp_sum[WARPS][8];
 #if PDL
-    if (TRIGGER < 0) asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int kv_head = blockIdx.x, split = blockIdx.y, row = blockIdx.z;
@@ -141,7 +141,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Para
     const int active = max((blocks + chunk - 1) / chunk, 1);  // a row without tokens is written too
     if (split >= active) {
 #if PDL
-        asm volatile("griddepcontrol.launch_dependents;");
         asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
         return;
@@ -209,9 +208,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Para
     const int matrix = lane >> 3, line = lane & 7;
     const int key_row = line + (matrix & 1) * 8, value_row = line + (matrix >> 1) * 8;
     for (int i = 0; i < mine; i++) {
-#if PDL
-        if (i == max(mine - TRIGGER, 0)) asm volatile("griddepcontrol.launch_dependents;");
-#endif
         wait<RING - 1>();
         __syncwarp();
         float even[4] = {}, odd[4] = {};
@@ -258,9 +254,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Para
         load(2 * i + 1 + RING);
         commit();
     }
-#if PDL
-    if (!mine || !TRIGGER) asm volatile("griddepcontrol.launch_dependents;");
-#endif
     wait<0>();
     __syncwarp();
 

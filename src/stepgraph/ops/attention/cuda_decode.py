@@ -7,6 +7,7 @@ multiprocessor, so that the next layer's rings fill while this layer's parts are
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -20,12 +21,11 @@ _LOG2_E = 1.4426950408889634
 _NO_WINDOW = 2**31 - 1
 _BLOCK_SIZE = 16
 # The fastest on an H200 (benchmarks/h200_attention.py). Three halves of a block on their way for each of 8 warps are
-# 96 KiB: two programs fit a multiprocessor.
+# 96 KiB: two programs fit a multiprocessor. A few rows have one program on each, whose rings are deeper, and the next
+# kernel's programs find room beside it.
 _WARPS = 8
-_RING = 3
-_TRIGGER = (
-    3  # blocks before a warp's end at which the next kernel may start, -1: at once. Sooner, its reads delay these
-)
+_RING, _DEEP_RING = 3, 4
+_FEW = 8  # programs that each row and KV head of a few rows has, at least
 _MIN_BLOCKS = 8  # worth a program of their own: one for each warp
 _MIN_BLOCKS_FULL = 64  # the same where the batch fills the device without being cut
 
@@ -34,6 +34,11 @@ def supports(shape: AttentionShape) -> bool:
     """Whether the kernel can be built for this shape."""
     group = shape.num_heads // shape.num_kv_heads
     return shape.head_dim in (64, 128) and group <= 8 and shape.block_size == _BLOCK_SIZE
+
+
+def are_few(shape: AttentionShape, num_sms: int, rows: int) -> bool:
+    """Whether so many rows have one program on each multiprocessor."""
+    return rows * shape.num_kv_heads * _FEW <= num_sms
 
 
 def split_plan(shape: AttentionShape, num_sms: int, max_rows: int, max_len: int, *, overlap: bool) -> SplitPlan:
@@ -59,12 +64,18 @@ class CudaDecode:
         self, shape: AttentionShape, device: torch.device, *, num_sms: int, max_rows: int, max_len: int, overlap: bool
     ) -> None:
         self.plan = plan = split_plan(shape, num_sms, max_rows, max_len, overlap=overlap)
+        self._few = replace(plan, config=replace(plan.config, programs_per_sm=1))
         slots, heads = plan.capacity, shape.num_heads
         # Parts of a row's attention; the base-2 logarithm of their sums of weights, and how many programs have written
         # theirs, once for each warp, since each vouches for its own slice.
         self.parts = torch.empty(slots, heads, shape.head_dim, device=device)
         self.levels = torch.empty(slots, heads, _WARPS, device=device)
         self.arrived = torch.zeros(max_rows, shape.num_kv_heads, _WARPS, dtype=torch.int32, device=device)
+
+    def splits(self, rows: int) -> int:
+        """Programs for each row and KV head; see `SplitPlan`. The workspace has room for more."""
+        few = are_few(self.plan.shape, self.plan.num_sms, rows)
+        return (self._few if few else self.plan).splits(rows)
 
     def __call__(
         self, q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, out: torch.Tensor
@@ -75,8 +86,9 @@ class CudaDecode:
             return
         shape, size = self.plan.shape, kv.element_size()
         overlap = self.plan.config.pdl
+        splits = self.splits(rows)
         fills = rows * shape.num_kv_heads >= self.plan.num_sms
-        splits = self.plan.splits(rows)
+        ring = _DEEP_RING if are_few(shape, self.plan.num_sms, rows) else _RING
         params = _Params(
             q.data_ptr(), kv.data_ptr(), block_tables.data_ptr(), seq_lens.data_ptr(), out.data_ptr(),
             self.parts.data_ptr(), self.levels.data_ptr(), self.arrived.data_ptr(),
@@ -84,8 +96,8 @@ class CudaDecode:
             block_tables.stride(0), out.stride(0) * size, out.stride(1) * size, shape.scale * _LOG2_E,
             splits, shape.window or _NO_WINDOW, _MIN_BLOCKS_FULL if fills else _MIN_BLOCKS,
         )  # fmt: skip
-        kernel = _kernel(head_dim, num_heads // shape.num_kv_heads, q.dtype == torch.bfloat16, overlap, q.device)
-        shared = _WARPS * _RING * _BLOCK_SIZE * head_dim * size
+        kernel = _kernel(head_dim, num_heads // shape.num_kv_heads, ring, q.dtype == torch.bfloat16, overlap, q.device)
+        shared = _WARPS * ring * _BLOCK_SIZE * head_dim * size
         kernel.launch((shape.num_kv_heads, splits, rows), _WARPS * 32, params, shared_bytes=shared, overlap=overlap)
 
 
@@ -101,7 +113,7 @@ class _Params(ctypes.Structure):
 
 
 @cache
-def _kernel(head_dim: int, group: int, bf16: bool, overlap: bool, device: torch.device) -> CudaKernel:
+def _kernel(head_dim: int, group: int, ring: int, bf16: bool, overlap: bool, device: torch.device) -> CudaKernel:
     source = files("stepgraph.ops.attention").joinpath("cuda_decode.cu").read_text(encoding="utf-8")
     defines = {"HEAD_DIM": head_dim, "GROUP": group, "BF16": bf16, "PDL": overlap}
-    return CudaKernel(source, "paged_decode", {**defines, "WARPS": _WARPS, "RING": _RING, "TRIGGER": _TRIGGER})
+    return CudaKernel(source, "paged_decode", {**defines, "WARPS": _WARPS, "RING": ring})

@@ -11,6 +11,18 @@ __device__ __forceinline__ void copy16(u32 target, const char* source, bool held
                  "r"(held ? 16 : 0));
 }
 
+// For what is read once and by nobody else: it need not push other things out of the L2 cache.
+__device__ __forceinline__ unsigned long long read_once() {
+    unsigned long long policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void copy16(u32 target, const char* source, unsigned long long policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+                 "l"(policy));
+}
+
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
 
 template <int PENDING>

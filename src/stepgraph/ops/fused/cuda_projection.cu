@@ -64,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) project(const Par
     };
     auto row_place = [](int row, int chunk) { return row * STEP_BYTES + ((chunk ^ ((row & 1) << 2)) << 4); };
     const char* weight = p.weight + (first + line) * weight_row + warp * STEP_BYTES + chunk * 16;
+    const unsigned long long policy = read_once();
     auto load_weights = [&](int i) {
         if (i >= mine) return;
         const u32 slot = slots + (i % RING) * SLOT;
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE) project(const Par
 #pragma unroll
             for (int piece = 0; piece < 4; piece++) {
                 const long long row = tile * WIDE + (piece & 1) * 4 + static_cast<long long>(piece >> 1) * (PAIRED ? half : 8);
-                copy16(slot + tile * TILE_BYTES + tile_place(piece * 4 + line, chunk), source + row * weight_row, true);
+                copy16(slot + tile * TILE_BYTES + tile_place(piece * 4 + line, chunk), source + row * weight_row, policy);
             }
         if (NORM && lane < 8)
             copy16(slot + NORM_AT + lane * 16, p.norm + (warp + i * WARPS) * STEP_BYTES + lane * 16, true);
