@@ -1,11 +1,11 @@
 """All-reduces on the GPUs of one node, captured and eager: ours, NCCL's and torch's, in turns, by the device's clock.
 
-torchrun --standalone --nproc-per-node 2 benchmarks/h200_allreduce.py [--out DIR] [--stress 50000] [--samples 15]
+torchrun --standalone --nproc-per-node 2 benchmarks/h200_allreduce.py [--ours] [--out DIR] [--stress N] [--samples N]
 
---ours: without torch's operators, of which one that fails takes the process along. A way that fails is named.
-Any number of ranks from 2 to 8. Rank 0 writes DIR/h200_allreduce_xN.json, the picture beside it, and the tuned table
-(DIR/tables/nvidia_h200_xN.json, to go to src/stepgraph/comm/tables), once all is measured; and the JSON once more with
-what follows. DIR: benchmarks/results by default.
+Any number of ranks from 2 to 8. Rank 0 writes DIR/h200_allreduce_xN.json and the tuned table
+(DIR/tables/nvidia_h200_xN.json, to go to src/stepgraph/comm/tables) once all is measured; and the JSON once more with
+what follows, and the picture beside it. DIR: benchmarks/results by default. --ours: without torch's operators, of which
+one that fails takes the process along. A way that fails is named, with the size.
 """
 
 from __future__ import annotations
@@ -147,7 +147,6 @@ def main() -> int:
         if group.rank == 0:
             write_result(result(times, table, options.samples), options.out)
             print(f"table: {write_table(table, options.out / 'tables')}", *rows(times, table), sep="\n", flush=True)
-            draw(times, table, options.out / f"h200_allreduce_x{group.world}.png")
         other = frozen_beside_eager(group, table)
         stressed = make_all_reduce(group, table=table)
         checked = stress(group, stressed, captured=options.stress, graphs=25)
@@ -160,7 +159,8 @@ def main() -> int:
         wrong += checked.faults
         found = result(times, table, options.samples)
         write_result({**found, "one message, two algorithms": other, "stress": asdict(checked)}, options.out)
-        print("\n".join(wrong) or "within the bars, every sum right")
+        print("\n".join(wrong) or "within the bars, every sum right", flush=True)
+        draw(times, table, options.out / f"h200_allreduce_x{group.world}.png")
         return 1 if wrong else 0
 
 

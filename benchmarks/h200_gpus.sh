@@ -1,5 +1,5 @@
 #!/bin/sh
-# What is measured on several GPUs of one node, in two parts of less than 250 s each on two GPUs:
+# What is measured on several GPUs of one node, in two parts of less than 250 s each on two GPUs where all goes well:
 #     sh benchmarks/h200_gpus.sh RANKS OUT sums      # tests of comm/, then the table of all-reduces
 #     sh benchmarks/h200_gpus.sh RANKS OUT decode    # whole steps of 8B, `stepgraph run`, then tests of the engine
 # OUT/gpus_PART.tgz holds all logs, tables, results and pictures; it is written anew after each step, and a step that
