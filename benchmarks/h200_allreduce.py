@@ -1,10 +1,11 @@
 """All-reduces on the GPUs of one node, captured and eager: ours, NCCL's and torch's, in turns, by the device's clock.
 
-torchrun --standalone --nproc-per-node 2 benchmarks/h200_allreduce.py [--out DIR] [--stress 50000] [--samples 15]
+torchrun --standalone --nproc-per-node 2 benchmarks/h200_allreduce.py [--ours] [--out DIR] [--stress N] [--samples N]
 
-Any number of ranks from 2 to 8. Rank 0 writes DIR/h200_allreduce_xN.json, the picture beside it, and the tuned table
-(DIR/tables/nvidia_h200_xN.json, to go to src/stepgraph/comm/tables), once all is measured; and the JSON once more with
-what follows. DIR: benchmarks/results by default.
+Any number of ranks from 2 to 8. Rank 0 writes DIR/h200_allreduce_xN.json and the tuned table
+(DIR/tables/nvidia_h200_xN.json, to go to src/stepgraph/comm/tables) once all is measured; and the JSON once more with
+what follows, and the picture beside it. DIR: benchmarks/results by default. --ours: without torch's operators, of which
+one that fails takes the process along. A way that fails is named, with the size.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from common import RESULTS, commit, machine, versions, write_result
 
 from stepgraph.comm.all_reduce import AllReduce
 from stepgraph.comm.communicator import make_all_reduce
+from stepgraph.comm.errors import CommError
 from stepgraph.comm.group import Group
 from stepgraph.comm.ranks import Ranks
 from stepgraph.comm.thresholds import Table, Thresholds, write_table
@@ -88,11 +90,15 @@ def complaints(world: int, times: dict[int, Times], table: Table) -> list[str]:
     return found
 
 
-def measure(group: Group, all_reduce: AllReduce, samples: int) -> dict[int, Times]:
+def measure(group: Group, all_reduce: AllReduce, samples: int, ours: bool) -> dict[int, Times]:
     times = {}
     for nbytes in SIZES:
-        ways = [*our_ways(group, all_reduce), *torch_ways(group)]
-        times[nbytes] = time_ways(group, all_reduce, ways, nbytes, samples=samples)
+        ways = [*our_ways(group, all_reduce), *([] if ours else torch_ways(group))]
+        try:
+            times[nbytes] = time_ways(group, all_reduce, ways, nbytes, samples=samples)
+        except CommError as error:
+            print(f"rank {group.rank}: {error}", flush=True)  # before what its end prints
+            raise
         if group.rank == 0:
             medians = {f"{name}{'' if captured else ', eager'}": round(statistics.median(took), 2)
                        for (name, captured), took in times[nbytes].items()}  # fmt: skip
@@ -126,13 +132,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--stress", type=int, default=50_000)
+    parser.add_argument("--ours", action="store_true")
     options = parser.parse_args()
     ranks = Ranks.of(os.environ)
     if ranks is None:
         parser.error("start it with torchrun")
     with Group(ranks, "cuda") as group, torch.inference_mode():
         all_reduce = make_all_reduce(group, table=Table("any", group.world, WIDE, WIDE, "for measuring"))
-        times = measure(group, all_reduce, options.samples)
+        times = measure(group, all_reduce, options.samples, options.ours)
         table = fitted(torch.cuda.get_device_name(group.device), group.world, times)
         group.agree("the table that was fitted", table.as_dict())
         all_reduce.close()
@@ -140,7 +147,6 @@ def main() -> int:
         if group.rank == 0:
             write_result(result(times, table, options.samples), options.out)
             print(f"table: {write_table(table, options.out / 'tables')}", *rows(times, table), sep="\n", flush=True)
-            draw(times, table, options.out / f"h200_allreduce_x{group.world}.png")
         other = frozen_beside_eager(group, table)
         stressed = make_all_reduce(group, table=table)
         checked = stress(group, stressed, captured=options.stress, graphs=25)
@@ -150,9 +156,11 @@ def main() -> int:
         print(f"one message, two algorithms: {other}", f"stress: {checked}", sep="\n")
         if checked.wrong:
             wrong.append(f"{checked.wrong} wrong elements in the stress test")
+        wrong += checked.faults
         found = result(times, table, options.samples)
         write_result({**found, "one message, two algorithms": other, "stress": asdict(checked)}, options.out)
-        print("; ".join(wrong) or "within the bars, every sum right")
+        print("\n".join(wrong) or "within the bars, every sum right", flush=True)
+        draw(times, table, options.out / f"h200_allreduce_x{group.world}.png")
         return 1 if wrong else 0
 
 

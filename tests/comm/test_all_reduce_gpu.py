@@ -19,7 +19,7 @@ from stepgraph.comm.errors import CommError
 from stepgraph.comm.gather import Gather
 from stepgraph.comm.group import Group
 from stepgraph.comm.thresholds import Table, Thresholds
-from stepgraph.measure.all_reduce.stress import stress
+from stepgraph.measure.all_reduce.stress import Stress, stress
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.platforms import platform_for
 
@@ -185,17 +185,17 @@ def test_small_gathers(found_by_part: Found) -> None:
         assert len(right) == 1000 and all(right)
 
 
-def stressed(group: Group) -> tuple[int, int, dict[str, int]]:
+def stressed(group: Group) -> Stress:
     all_reduce = make_all_reduce(group, table=SMALL)
     group.before_close(all_reduce.close)
-    found = stress(group, all_reduce, captured=4000)
-    return found.wrong, found.captured, found.algorithms
+    return stress(group, all_reduce, captured=4000)
 
 
 def test_thousands_of_sums_of_random_sizes(found_by_part: Found) -> None:
-    for wrong, captured, algorithms in found_by_part["stressed"]:
-        assert wrong == 0 and captured == 4000
-        assert len(algorithms) == 4  # push, both pulls in place, and NCCL
+    for found in found_by_part["stressed"]:
+        assert found.wrong == 0 and not found.faults, "\n".join([str(found.wrong), *found.faults])
+        assert found.captured == 4000
+        assert len(found.algorithms) == 4  # push, both pulls in place, and NCCL
 
 
 def waits_in_vain(group: Group) -> str:
@@ -270,4 +270,4 @@ def test_a_killed_rank_ends_the_other_within_15_seconds(tmp_path: Path) -> None:
 def test_nothing_is_left_on_the_gpus(tmp_path: Path) -> None:
     """After a rank was killed, both GPUs work."""
     for found in results(run_ranks(2, tmp_path, stressed, device="cuda")):
-        assert found[0] == 0
+        assert found.wrong == 0 and not found.faults, "\n".join([str(found.wrong), *found.faults])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from stepgraph.comm.all_reduce import AllReduce
+from stepgraph.comm.errors import CommError
 from stepgraph.comm.group import Group
 from stepgraph.measure.all_reduce.ways import Way
 from stepgraph.runtime.batch import BatchDescriptor
@@ -21,8 +23,11 @@ Times = dict[tuple[str, bool], list[float]]
 
 @dataclass(frozen=True)
 class _Run:
-    """launch: enqueues several sums. release: once they have run."""
+    """once: one sum; it holds the input, of which a graph has the address only. launch: enqueues several sums.
+    release: once they have run.
+    """
 
+    once: Callable[[], object]
     launch: Callable[[], object]
     release: Callable[[], object]
 
@@ -31,26 +36,28 @@ def time_ways(group: Group, all_reduce: AllReduce, ways: Sequence[Way], nbytes: 
     """Microseconds of one sum: of each sample the slowest rank's. Called on all ranks alike.
 
     Ways take turns, so that a drift of the machine meets all alike; those that do not do this size are left out.
-    Captured, a graph of several sums is replayed; eager, as many are launched while the device is held.
+    Captured, a graph of several sums is replayed; eager, as many are launched while the device is held. Inputs stay
+    until all ranks are through: symmetric memory that is given back is unmapped at once, on its peers too.
 
     Raises:
-        CommError: a rank is gone, or a sum waited too long for one.
+        CommError: a rank is gone, a sum waited too long for one, or a way failed, whose name and size it says.
     """
     count = _count(nbytes)
     runs: dict[tuple[str, bool], _Run] = {}
     for way in ways:
-        once = way.prepare(nbytes)
-        if once is None:
-            continue
-        run = _recorded(group, all_reduce, once, count) if way.captured else _eager(once, count)
+        with _naming(way.name, way.captured, nbytes):
+            once = way.prepare(nbytes)
+            if once is None:
+                continue
+            run = _recorded(group, all_reduce, once, count) if way.captured else _eager(once, count)
+            run.launch()
+            platform_for(group.device).synchronize()  # what goes wrong on the device is this way's
         runs[way.name, way.captured] = run
-    for run in runs.values():
-        run.launch()
-    torch.cuda.synchronize(group.device)
     mine: Times = {key: [] for key in runs}
     for _ in range(samples):
         for key, run in runs.items():
-            mine[key].append(_sample_us(group, run) / count)
+            with _naming(*key, nbytes):
+                mine[key].append(_sample_us(group, run) / count)
     all_reduce.check()
     everyone: list[Times] = group.exchange(mine)
     for run in runs.values():
@@ -63,7 +70,7 @@ def _eager(once: Callable[[], object], count: int) -> _Run:
         for _ in range(count):
             once()
 
-    return _Run(launch, lambda: None)
+    return _Run(once, launch, lambda: None)
 
 
 def _recorded(group: Group, all_reduce: AllReduce, once: Callable[[], object], count: int) -> _Run:
@@ -71,7 +78,16 @@ def _recorded(group: Group, all_reduce: AllReduce, once: Callable[[], object], c
     all_reduce.begin(BatchDescriptor.decode(1))
     recording, _ = platform.record(several, platform.new_pool())
     all_reduce.exchange()
-    return _Run(recording.replay, recording.release)
+    return _Run(once, recording.replay, recording.release)
+
+
+@contextmanager
+def _naming(name: str, captured: bool, nbytes: int) -> Iterator[None]:
+    try:
+        yield
+    except (CommError, RuntimeError) as error:
+        what = str(error).splitlines()[0]
+        raise CommError(f"{name}, {'captured' if captured else 'eager'}, {nbytes} bytes: {what}") from error
 
 
 def _sample_us(group: Group, run: _Run) -> float:
