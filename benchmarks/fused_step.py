@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from common import device_ms
 
+from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.random_model import SHAPES
 from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.projections import Projections
 from stepgraph.measure.tune import tile_name
+from stepgraph.ops.attention import get_backend
 from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OPERATIONS, Choice, OneTile, Tile, Tiles, by_triton, load_tiles
+from stepgraph.ops.reference_set import ReferenceOperations
+from stepgraph.runtime import BatchDescriptor
 
-FEW = [1, 2, 4, 8, 16]
+FEW = [1, 2, 4, 8, 16, 32, 64]
 SAME = [  # tiles that all projections of a step may have
     Tile(16, 64, 8, 6, "cuda"),
     Tile(16, 64, 8, 3, "cuda"),
@@ -35,6 +40,32 @@ class ByTriton(Tiles):
 
 def no_attention(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
     """What would be its output is whatever lies there."""
+
+
+def float32_logits(decode: DecodeRows) -> torch.Tensor:
+    """What the step's logits are without rounding in between: layer by layer by the `reference` operations, in float32.
+    The cache is left as it was."""
+    core, model = decode.core, decode.core.model
+    shape = attention_shape(model.config)
+    operations = ReferenceOperations(_float32(model.operations._shape))  # type: ignore[attr-defined]
+    attention = get_backend("reference", model.device, shape, max_rows=1, max_len=decode.context)
+    views = decode.buffers.views(BatchDescriptor.decode(decode._live))
+    tables, lengths = views["block_tables"], views["seq_lens"]
+
+    def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+        attention.decode(q, kv, tables, lengths, out)
+
+    places = operations.places(views["positions"], tables, core.kv_cache.shape[3])
+    hidden = operations.embed(views["tokens"], model.embedding.float())
+    for index, layer in enumerate(model.layers):
+        hidden = operations.layer(hidden, _float32(layer), places, core.kv_cache[:, index].float(), attend)
+    return operations.lm_head(operations.final_norm(hidden, model.final_norm.float()), model.lm_head.float())
+
+
+def _float32(parts: Any) -> Any:
+    """Weights, or a shape, with all numbers in float32."""
+    numbers = {name: one.float() for name, one in vars(parts).items() if isinstance(one, torch.Tensor)}
+    return replace(parts, **numbers)
 
 
 def graphed(call: Callable[[], object]) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
-from fused_step import FEW, by_operation, where_time_goes
+from fused_step import FEW, by_operation, float32_logits, where_time_goes
 
 from stepgraph import SamplingParams
 from stepgraph.engine.model import DecoderModel
@@ -43,7 +43,7 @@ BARS_MS = {(BIG, CONTEXT): 3.70, (BIG, LONG): 3.92, (SMALL, CONTEXT): 0.740}
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 ROUNDS, STEPS_A_ROUND, MOST_A_LAYER = 12, 5, 6
 SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95)
-MOST_ERROR = 5e-2  # of the logits, relative to those of `unfused`, after all layers in bfloat16
+MOST_ERROR = 1.2  # of the logits after all layers in bfloat16, relative to that of `unfused`
 
 
 def graphs(*sizes: int) -> GraphConfig:
@@ -111,18 +111,21 @@ def chain(limit: dict[str, float]) -> list[str]:
 
 
 def check(shape: str, fused: DecodeRows, unfused: DecodeRows) -> list[str]:
-    """The same logits, launches a layer, and what was chosen."""
+    """Logits as near to float32's as those of `unfused`, launches a layer, and what was chosen."""
     for decode in (fused, unfused):
         decode.rewind()
         decode.buffers["tokens"].fill_(1)
-    got, want = (decode.logits().float() for decode in (fused, unfused))
-    error = float((got - want).norm() / want.norm())
+    truth = float32_logits(fused)
+    error, other = (float((decode.logits() - truth).norm() / truth.norm()) for decode in (fused, unfused))
     counted = census(fused.core.runner.graph_nodes(1))
     model = fused.core.model
     chosen = model.operations.describe(model.layers[0], model.lm_head, 1)  # type: ignore[attr-defined]
-    print(f"{shape}: logits {error:.2g} from unfused's; {counted.total} nodes, {sorted(set(counted.layers))} a layer")
+    print(f"{shape}: logits {error:.3f} from float32's, unfused's {other:.3f}")
+    print(f"{counted.total} nodes, {sorted(set(counted.layers))} a layer")
     print(*(f"  {name}: {text}" for name, text in chosen.items()), sep="\n", flush=True)
-    wrong = [] if error < MOST_ERROR else [f"{shape}: logits are {error:.2g} from those of unfused"]
+    wrong = []
+    if not error <= MOST_ERROR * other:
+        wrong.append(f"{shape}: logits are {error:.3f} from float32's, those of unfused {other:.3f}")
     if max(counted.layers) > MOST_A_LAYER:
         wrong.append(f"{shape}: {max(counted.layers)} launches a layer")
     return wrong

@@ -12,7 +12,7 @@ from ops.fused.strategies import cases
 from ops.layers import check_cache, distance, make_adapters, make_case, run
 
 from stepgraph.ops.fused.operation_set import FusedOperations
-from stepgraph.ops.fused.tiling import OneTile, Tile, Tiles
+from stepgraph.ops.fused.tiling import ROWS, OneTile, Tile, Tiles
 from stepgraph.ops.reference_set import ReferenceOperations
 
 LENGTHS = [1, 16, 0, 17, 80, 0]
@@ -23,6 +23,7 @@ LAYERS = [  # lengths, heads, bias, norms of heads, tiles; head sizes of 12 and 
     (LENGTHS, (4, 4, 12), False, True, OneTile(Tile(4, 64, 1))),
     (LENGTHS, (6, 2, 16), True, True, OneTile(None)),
     ([1 + 4 * row for row in range(18)], (6, 2, 16), False, False, Tiles()),
+    ([1 + row for row in range(ROWS[-1] + 1)], (6, 2, 16), True, False, Tiles()),  # as the unfused set does it
 ]
 
 

@@ -69,14 +69,15 @@ def test_with_adapters_it_is_as_near_to_float32_as_the_reference(device, dtype) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("size", "regions"), [(1, "FIVE"), (4, "FIVE"), (32, "NINE")])
+@pytest.mark.parametrize(("size", "regions"), [(1, "FIVE"), (4, "FIVE"), (32, "NINE"), (80, "TEN")])
 def test_the_choice_is_seen_in_a_graphs_regions(device, size: int, regions: str) -> None:
     pytest.importorskip("cuda.bindings.driver")
     from stepgraph.ops.fused import operation_set
+    from stepgraph.ops.unfused import TEN
 
     core = tiny_engine(device, max_num_seqs=size, operations="fused")
     nodes = core.runner.graph_nodes(size)
-    wanted = getattr(operation_set, regions)
+    wanted = TEN if regions == "TEN" else getattr(operation_set, regions)
     for layer in range(CONFIG.num_layers):
         mine = [node.region for node in nodes if node.region.startswith(f"layers.{layer}/")]
         assert list(dict.fromkeys(mine)) == [f"layers.{layer}/{name}" for name in wanted]

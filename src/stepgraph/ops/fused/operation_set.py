@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from stepgraph.ops.fused import cuda_projection, launches
 from stepgraph.ops.fused.launches import Norm
 from stepgraph.ops.fused.small import embed, rms_norm, rope_write
-from stepgraph.ops.fused.tiling import Choice, Tile, Tiles, by_triton, load_tiles
+from stepgraph.ops.fused.tiling import ROWS, Choice, Tile, Tiles, by_triton, load_tiles
 from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layers
 from stepgraph.ops.lora.triton_lora import TritonLora
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Places
 from stepgraph.ops.overlap import can_overlap
+from stepgraph.ops.unfused import UnfusedOperations
 from stepgraph.ops.unfused.kernels import silu_mul
 from stepgraph.runtime.regions import region
 
@@ -45,6 +46,7 @@ class FusedOperations:
     Of several ranks, each with a part of a projection, the sum over them adds it.
 
     Each projection is fused or not by itself, by the number of rows; `describe` says how, and so do a graph's regions.
+    With more rows than tiles are measured for, a layer is that of the `unfused` set.
 
     tiles: by default those measured on this device. overlap: programmatic dependent launch; by default where it exists.
     """
@@ -56,6 +58,7 @@ class FusedOperations:
         self._shape = shape
         self._tiles = load_tiles(torch.cuda.get_device_name(device)) if tiles is None else tiles
         self._overlap = can_overlap(device) if overlap is None else overlap
+        self._unfused = UnfusedOperations(shape)
 
     def with_tiles(self, tiles: Tiles) -> FusedOperations:
         """The same with other tiles."""
@@ -81,6 +84,8 @@ class FusedOperations:
         adapters: LayerAdapters = NO_ADAPTERS,
     ) -> Hidden:
         x = hidden.new
+        if len(x) > ROWS[-1]:
+            return self._unfused.layer(hidden, weights, places, kv, attend, adapters)
         q = self.queries(x, weights, places, kv, adapters)
         with region("attention"):
             attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -93,6 +98,8 @@ class FusedOperations:
         return Hidden(x)
 
     def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
+        if hidden.residual is not None:
+            return self._unfused.final_norm(hidden, weight)
         with region("final_norm"):
             return rms_norm(hidden.new, weight, self._shape.norm_eps, overlap=self._overlap)
 
