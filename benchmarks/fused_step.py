@@ -59,7 +59,7 @@ def float32_logits(decode: DecodeRows) -> torch.Tensor:
     hidden = operations.embed(views["tokens"], model.embedding.float())
     for index, layer in enumerate(model.layers):
         hidden = operations.layer(hidden, _float32(layer), places, core.kv_cache[:, index].float(), attend)
-    return operations.lm_head(operations.final_norm(hidden, model.final_norm.float()), model.lm_head.float())
+    return operations.head(hidden, model.final_norm.float(), model.lm_head.float())
 
 
 def _float32(parts: Any) -> Any:

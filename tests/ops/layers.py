@@ -150,7 +150,7 @@ def run(
         hidden = operations.embed(case.tokens, case.embedding)
         for index, layer in enumerate(case.layers):
             hidden = operations.layer(hidden, layer, places, cache[:, index], attend, mine[index])
-        return operations.lm_head(operations.final_norm(hidden, case.norm), case.embedding), cache
+        return operations.head(hidden, case.norm, case.embedding), cache
 
 
 def check_cache(cache: torch.Tensor, before: torch.Tensor, case: Case) -> None:

@@ -9,7 +9,7 @@ import torch
 from stepgraph.engine.config import ModelConfig
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
 from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters
-from stepgraph.ops.operations import Attend, DecoderShape, LayerWeights, Reduce, get_operations
+from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Reduce, get_operations
 from stepgraph.runtime.platforms import Platform, platform_for
 from stepgraph.runtime.regions import region
 
@@ -64,11 +64,11 @@ class DecoderModel:
         kv_cache: torch.Tensor,
         attend: Attend,
         adapters: Sequence[LayerAdapters] | None = None,
-    ) -> torch.Tensor:
+    ) -> Hidden:
         """tokens, positions: int64 [rows]. block_tables: int32 [rows, max_blocks], one row per token here.
 
         kv_cache: [blocks, layers, 2, block_size, kv_heads, head_dim]. adapters: of each layer; None: no row has one.
-        Returns hidden states [rows, hidden] after the final norm.
+        Returns the rows behind the last layer.
         """
         operations = self.operations
         places = operations.places(positions, block_tables, kv_cache.shape[3])
@@ -77,11 +77,11 @@ class DecoderModel:
             with region(f"layers.{index}"):
                 mine = NO_ADAPTERS if adapters is None else adapters[index]
                 hidden = operations.layer(hidden, layer, places, kv_cache[:, index], attend, mine)
-        return operations.final_norm(hidden, self.final_norm)
+        return hidden
 
-    def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """normed: [rows, hidden], from `forward`. Returns [rows, vocab], of a rank its part, in the model's dtype."""
-        return self.operations.lm_head(normed, self.lm_head)
+    def logits(self, hidden: Hidden) -> torch.Tensor:
+        """hidden: rows from `forward`. Returns [rows, vocab], of a rank its part, in the model's dtype."""
+        return self.operations.head(hidden, self.final_norm, self.lm_head)
 
 
 def _layers(config: ModelConfig, weights: MutableMapping[str, torch.Tensor], platform: Platform) -> list[LayerWeights]:

@@ -13,6 +13,7 @@ from stepgraph.engine.sampling_state import sampling_slots
 from stepgraph.ops.advance import advance
 from stepgraph.ops.attention import AttentionBackend
 from stepgraph.ops.lora import LayerAdapters, LoraRows
+from stepgraph.ops.operations import Hidden
 from stepgraph.ops.sampling import Sampler
 from stepgraph.runtime.breaks import graph_break
 from stepgraph.runtime.regions import region
@@ -113,8 +114,8 @@ class DecoderStep:
         seq_lens: torch.Tensor,
         block_tables: torch.Tensor,
         lora: LoraRows | None,
-    ) -> torch.Tensor:
-        """One token a row. Returns hidden states [rows, hidden]."""
+    ) -> Hidden:
+        """One token a row. Returns the rows behind the last layer."""
 
         def attend(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
             self._decode_attention(q, kv, block_tables, seq_lens, out)
@@ -130,8 +131,8 @@ class DecoderStep:
         query_lens: torch.Tensor,
         prompt_tokens: torch.Tensor,
         lora: LoraRows | None,
-    ) -> torch.Tensor:
-        """Any number of tokens a row, none included. Returns the hidden state of each row's last one, [rows, hidden].
+    ) -> Hidden:
+        """Any number of tokens a row, none included. Returns each row's last one behind the last layer.
 
         Where a token stands is derived here, on the device: a recording holds for any lengths.
         """

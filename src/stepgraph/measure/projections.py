@@ -12,7 +12,7 @@ from stepgraph.ops.fused import cuda_projection
 from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OneTile, Tile
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
-from stepgraph.ops.operations import DecoderShape, LayerWeights, Places
+from stepgraph.ops.operations import DecoderShape, Hidden, LayerWeights, Places
 
 _POOL_BYTES = 3 << 29  # of weights: many times the L2 cache
 _GRAPH_BYTES = 1 << 30  # that one graph reads, at least
@@ -64,7 +64,7 @@ class Projections:
         jobs = set()
         for operation, rows, tile in wanted:
             if tile.kernel == "cuda" and self.works(operation, rows, tile):
-                normed = operation in ("qkv", "gate_up")
+                normed = operation in ("qkv", "gate_up", "lm_head")
                 bias = operation == "qkv" and self._config.qkv_bias
                 mode = "STORE" if operation == "qkv" and self._config.qk_norm else modes[operation]
                 jobs.add((mode, normed, bias, tile, rows))
@@ -132,7 +132,7 @@ class _State:
     def run(self, operations: FusedOperations, operation: str, weight: torch.Tensor) -> torch.Tensor:
         """One projection; returns its result."""
         if operation == "lm_head":
-            return operations.lm_head(self._hidden, weight)
+            return operations.head(Hidden(self._hidden), self._norm, weight)
         if operation in ("attention_out", "down"):
             values = self._attended if operation == "attention_out" else self._activated
             operations.add(operation, values, weight, self._hidden)

@@ -68,6 +68,10 @@ class Hidden:
     new: torch.Tensor
     residual: torch.Tensor | None = None
 
+    def __getitem__(self, rows: torch.Tensor | slice) -> Hidden:
+        """Some of the rows."""
+        return Hidden(self.new[rows], None if self.residual is None else self.residual[rows])
+
 
 @dataclass(frozen=True)
 class Places:
@@ -113,11 +117,11 @@ class OperationSet(Protocol):
         Only the first dimension of `kv` may be strided. adapters: of the rows of this step.
         """
 
-    def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
-        """The norm after the last layer: [rows, hidden]."""
+    def head(self, hidden: Hidden, norm: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The norm after the last layer and the LM head. norm: [hidden]. weight: [vocab, hidden].
 
-    def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """normed: [rows, hidden]. weight: [vocab, hidden]. Returns logits [rows, vocab] in the model's dtype."""
+        Returns logits [rows, vocab] in the model's dtype.
+        """
 
 
 _DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first

@@ -72,10 +72,8 @@ class ReferenceOperations:
         with region("down_projection"):
             return Hidden(linear_add(activated, weights.down, x, adapters.down, self._shape.reduce))
 
-    def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Hidden, norm: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         with region("final_norm"):
-            return F.rms_norm(hidden.new, weight.shape, weight, self._shape.norm_eps)
-
-    def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            normed = F.rms_norm(hidden.new, norm.shape, norm, self._shape.norm_eps)
         with region("lm_head"):
             return linear(normed, weight)

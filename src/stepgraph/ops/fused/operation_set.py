@@ -97,15 +97,18 @@ class FusedOperations:
             x = self.add("down", activated, weights.down, x, adapters)
         return Hidden(x)
 
-    def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Hidden, norm: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if hidden.residual is not None:
-            return self._unfused.final_norm(hidden, weight)
+            return self._unfused.head(hidden, norm, weight)
+        x, eps, overlap = hidden.new, self._shape.norm_eps, self._overlap
+        tile = self._tile("lm_head", x, weight)
+        if tile is not None:
+            with region("norm_lm_head"):
+                return launches.linear(x, weight, tile, norm=Norm(norm, eps), overlap=overlap)
         with region("final_norm"):
-            return rms_norm(hidden.new, weight, self._shape.norm_eps, overlap=self._overlap)
-
-    def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            normed = rms_norm(x, norm, eps, overlap=overlap)
         with region("lm_head"):
-            return self._linear("lm_head", normed, weight)
+            return F.linear(normed, weight)
 
     def describe(self, weights: LayerWeights, lm_head: torch.Tensor, rows: int) -> dict[str, str]:
         """What each projection is for a batch of so many rows, and on what figures."""

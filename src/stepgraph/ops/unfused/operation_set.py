@@ -92,11 +92,9 @@ class UnfusedOperations:
                 adapters.down(activated, new)
         return Hidden(self._summed(new), residual)
 
-    def final_norm(self, hidden: Hidden, weight: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Hidden, norm: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         with region("final_norm"):
-            return self._add_norm(hidden, weight)[0]
-
-    def lm_head(self, normed: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            normed, _ = self._add_norm(hidden, norm)
         with region("lm_head"):
             return F.linear(normed, weight)
 
