@@ -119,7 +119,7 @@ def check(shape: str, fused: DecodeRows, unfused: DecodeRows) -> list[str]:
     error, other = (float((decode.logits() - truth).norm() / truth.norm()) for decode in (fused, unfused))
     counted = census(fused.core.runner.graph_nodes(1))
     model = fused.core.model
-    chosen = model.operations.describe(model.layers[0], model.lm_head, 1)  # type: ignore[attr-defined]
+    chosen = model.describe(1)
     print(f"{shape}: logits {error:.3f} from float32's, unfused's {other:.3f}")
     print(f"{counted.total} nodes, {sorted(set(counted.layers))} a layer")
     print(*(f"  {name}: {text}" for name, text in chosen.items()), sep="\n", flush=True)

@@ -105,6 +105,7 @@ def test_one_prompt_is_streamed_and_answered(demo_model: Path, capsys: pytest.Ca
 
 def test_json_accounts_for_every_token(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = as_json(capsys, FRANCE, "Count to three.", "Hi", "--max-tokens", "5", "--device", "cpu")
+    assert report["projections"] == {}  # the same for all sizes
     assert report["captured_sizes"] == [1, 2, 4] and report["dropped_sizes"] == {} and report["changes"] == []
     assert report["captured_tokens"][-1] == len(report["coverage_mixed"]) and None not in report["coverage_mixed"]
     assert [result["prompt"] for result in report["results"]] == [FRANCE, "Count to three.", "Hi"]

@@ -29,6 +29,7 @@ def make_report(
     Steps are `uniform`, which is decoding, or `mixed`, which is prefill and the decoding beside it. rows: tokens that
     were computed; the same as requests where steps are uniform. captured_sizes: in requests, captured_tokens: those of
     mixed steps. coverage, coverage_mixed: what batches of 1, 2, 3, ... requests, or tokens, are padded to; null: eager.
+    projections: by captured size, what computes each and why, where that depends on the size.
     compile: what compiling has taken in all, null where nothing is compiled; compiled_while_serving: of that.
     loops: launches that ran several steps, those steps, and why others were launched one by one, by reason.
     parallel: of several ranks, how many, and by captured size what each graph has frozen of its collectives; else null.
@@ -38,6 +39,7 @@ def make_report(
     first token and the time until the first text; null where there is nothing to divide.
     """
     capture, stats, runner = llm.capture_report, llm.stats.as_dict(), llm.core.runner
+    sizes = sorted(key.num_reqs for key in capture.graphs if key.num_reqs is not None)
     compiled = runner.compile_total()
     generated = sum(len(output.outputs[0].token_ids) for output in outputs)
     return {
@@ -52,7 +54,8 @@ def make_report(
         "compile": None if compiled is None else asdict(compiled),
         "ladder": options.ladder,
         "changes": [asdict(change) for change in llm.resolution.changes],
-        "captured_sizes": sorted(key.num_reqs for key in capture.graphs if key.num_reqs is not None),
+        "captured_sizes": sizes,
+        "projections": {size: told for size in sizes if (told := llm.core.model.describe(size))},
         "captured_tokens": sorted(key.num_tokens for key in capture.graphs if key.num_reqs is None),
         "coverage": padded(runner.coverage()),
         "coverage_mixed": padded(runner.coverage_mixed()),

@@ -83,6 +83,10 @@ class DecoderModel:
         """hidden: rows from `forward`. Returns [rows, vocab], of a rank its part, in the model's dtype."""
         return self.operations.head(hidden, self.final_norm, self.lm_head)
 
+    def describe(self, rows: int) -> dict[str, str]:
+        """What computes each projection of a batch of so many rows; see `OperationSet.describe`."""
+        return self.operations.describe(self.layers[0], self.lm_head, rows)
+
 
 def _layers(config: ModelConfig, weights: MutableMapping[str, torch.Tensor], platform: Platform) -> list[LayerWeights]:
     """The parts of each layer's joined matrices are returned to the device before the next layer's are made: these

@@ -123,6 +123,9 @@ class OperationSet(Protocol):
         Returns logits [rows, vocab] in the model's dtype.
         """
 
+    def describe(self, weights: LayerWeights, lm_head: torch.Tensor, rows: int) -> dict[str, str]:
+        """What computes each projection of a batch of so many rows, and why; empty where it is the same for all."""
+
 
 _DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
 _TRITON = ("unfused", "fused")  # the sets whose kernels are written in it

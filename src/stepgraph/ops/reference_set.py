@@ -77,3 +77,6 @@ class ReferenceOperations:
             normed = F.rms_norm(hidden.new, norm.shape, norm, self._shape.norm_eps)
         with region("lm_head"):
             return linear(normed, weight)
+
+    def describe(self, weights: LayerWeights, lm_head: torch.Tensor, rows: int) -> dict[str, str]:
+        return {}

@@ -85,6 +85,20 @@ def test_the_choice_is_seen_in_a_graphs_regions(device, size: int, regions: str)
             assert set(Counter(mine).values()) == {1}, mine
 
 
+def test_description_by_the_number_of_rows() -> None:
+    pytest.importorskip("triton")
+    from stepgraph.ops.fused.operation_set import FusedOperations
+    from stepgraph.ops.fused.tiling import Choice, Tiles
+
+    case = make_case([1])
+    out, width = case.layers[0].down.shape
+    operations = FusedOperations(case.shape, Tiles([Choice("down", out, width, 1, None, "a test")]), overlap=False)
+    one, hundred = (operations.describe(case.layers[0], case.embedding, rows) for rows in (1, 100))
+    assert one.keys() == hundred.keys() == {"qkv", "attention_out", "gate_up", "down", "lm_head"}
+    assert one["down"] == "library (a test)" and one["qkv"].startswith("Tile(")
+    assert set(hundred.values()) == {"library (not measured)"}
+
+
 @pytest.mark.gpu
 def test_description_names_each_projection(device) -> None:
     operations: Any = tiny_engine(device, max_num_seqs=1, operations="fused").model.operations

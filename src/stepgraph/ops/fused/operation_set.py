@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from stepgraph.ops.fused import cuda_projection, launches
 from stepgraph.ops.fused.launches import Norm
 from stepgraph.ops.fused.small import embed, rms_norm, rope_write
-from stepgraph.ops.fused.tiling import ROWS, Choice, Tile, Tiles, by_triton, load_tiles
+from stepgraph.ops.fused.tiling import OPERATIONS, ROWS, Choice, Tile, Tiles, by_triton, load_tiles
 from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layers
 from stepgraph.ops.lora.triton_lora import TritonLora
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Places
@@ -111,10 +111,9 @@ class FusedOperations:
             return F.linear(normed, weight)
 
     def describe(self, weights: LayerWeights, lm_head: torch.Tensor, rows: int) -> dict[str, str]:
-        """What each projection is for a batch of so many rows, and on what figures."""
-        told = {}
         matrices = (weights.qkv, weights.attention_out, weights.gate_up, weights.down, lm_head)
-        for operation, weight in zip(("qkv", "attention_out", "gate_up", "down", "lm_head"), matrices, strict=True):
+        told = {}
+        for operation, weight in zip(OPERATIONS, matrices, strict=True):
             choice = self._choose(operation, rows, weight)
             told[operation] = f"{'library' if choice.tile is None else choice.tile} ({choice.source})"
         return told

@@ -98,6 +98,9 @@ class UnfusedOperations:
         with region("lm_head"):
             return F.linear(normed, weight)
 
+    def describe(self, weights: LayerWeights, lm_head: torch.Tensor, rows: int) -> dict[str, str]:
+        return {}
+
     def _summed(self, new: torch.Tensor) -> torch.Tensor:
         """Over the ranks that have a part of the projection each."""
         if self._shape.reduce is None:
