@@ -47,8 +47,8 @@ def test_a_file_without_a_curve(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("curve", "message"),
     [
-        ('"samples": {"0": [1]}', "must start at 1"),
-        ('"samples": {"1": [1], "99999999999": [1]}', "end at 65536 at the latest"),
+        ('"samples": {"0": [1]}', "between 1 and 65536"),
+        ('"samples": {"1": [1], "99999999999": [1]}', "between 1 and 65536"),
         ('"samples": {"1": [1, 0]}', "must be positive"),
         ('"samples": {"1": [NaN]}', "must be positive"),
         ('"samples": {"1": [1e300]}', "below an hour"),

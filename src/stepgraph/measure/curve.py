@@ -87,7 +87,7 @@ def load_curve(path: Path | Traversable) -> LatencyCurve:
             f"`stepgraph padding --json` prints one"
         ) from None
     if curve.sizes[0] < 1 or curve.sizes[-1] > LARGEST:
-        raise ConfigError(f"curve: {path}: its sizes must start at 1, and end at {LARGEST} at the latest")
+        raise ConfigError(f"curve: {path}: its sizes must lie between 1 and {LARGEST}")
     if not all(_LEAST_MS <= ms < _MOST_MS for taken in samples.values() for ms in taken):
         raise ConfigError(f"curve: {path}: its times must be positive, in ms, and below an hour")
     if not 0 <= curve.token_ns < math.inf:
