@@ -32,10 +32,10 @@ from stepgraph.measure.census import census
 from stepgraph.measure.decode import GREEDY, DecodeRows, load_model
 from stepgraph.measure.stream import read_limit
 from stepgraph.measure.tune import tune
-from stepgraph.measure.whole_file import write_whole
 from stepgraph.measure.work import decode_work
 from stepgraph.ops.fused.tiling import load_tiles, package_file
 from stepgraph.runtime import GraphConfig, Ladder
+from stepgraph.runtime.whole_file import write_whole
 
 BIG, SMALL = "llama-3-8b", "llama-3.2-1b"
 CONTEXT, LONG = 512, 8191

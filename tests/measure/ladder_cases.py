@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stepgraph.measure.curve import LatencyCurve
 from stepgraph.measure.ladder_fit.step_times import StepTimes
 
 AZURE = Path(__file__).parent / "azure" / "conv_excerpt.csv"
@@ -11,4 +12,5 @@ AZURE = Path(__file__).parent / "azure" / "conv_excerpt.csv"
 
 def straight(largest: int, ms: float = 4.0, ms_a_row: float = 0.02) -> StepTimes:
     """A step takes `ms`, and so much for each row."""
-    return StepTimes.between({size: ms + ms_a_row * size for size in range(1, largest + 1)}, "made up for a test")
+    samples = {size: [ms + ms_a_row * size] for size in range(1, largest + 1)}
+    return StepTimes.of(LatencyCurve(samples, "made up for a test"))

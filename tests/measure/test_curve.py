@@ -1,6 +1,7 @@
 """The latency curve: between its points, through a file, and measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,15 @@ def test_between_measured_sizes_lies_a_straight_line() -> None:
 def test_a_curve_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
     path.write_text(json.dumps(curve_result(CURVE).to_json()), encoding="utf-8")
-    read = load_curve(path)
-    assert read.samples == CURVE.samples and read.what == "a step"
+    assert load_curve(path) == CURVE
+    path.write_text(json.dumps({"curve": replace(CURVE, token_ns=23.5).to_json()}), encoding="utf-8")
+    assert load_curve(path).token_ns == 23.5
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"curve": 3}', '{"curve": {"what": "x", "samples": {}}}',
-             '{"curve": {"what": "x", "samples": {"1": []}}}', '{"curve": {"what": "x", "samples": {"one": [1]}}}'],
+    "text", ["", "{}", "[]", "[" * 100_000, '{"curve": 3}', '{"curve": {"what": "x", "samples": {}}}',
+             '{"curve": {"what": "x", "samples": {"1": []}}}', '{"curve": {"what": "x", "samples": {"one": [1]}}}',
+             '{"curve": {"samples": {"1": [1]}}}'],
 )  # fmt: skip
 def test_a_file_without_a_curve(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
@@ -39,6 +42,25 @@ def test_a_file_without_a_curve(tmp_path: Path, text: str) -> None:
         load_curve(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_curve(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("curve", "message"),
+    [
+        ('"samples": {"0": [1]}', "between 1 and 65536"),
+        ('"samples": {"1": [1], "99999999999": [1]}', "between 1 and 65536"),
+        ('"samples": {"1": [1, 0]}', "must be positive"),
+        ('"samples": {"1": [NaN]}', "must be positive"),
+        ('"samples": {"1": [1e300]}', "below an hour"),
+        ('"samples": {"1": [1]}, "token_ns": -1', "token_ns is -1"),
+        ('"samples": {"1": [1]}, "token_ns": NaN', "token_ns is nan"),
+    ],
+)
+def test_sizes_and_times_that_cannot_be(tmp_path: Path, curve: str, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(f'{{"curve": {{"what": "x", {curve}}}}}', encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_curve(path)
 
 
 def test_each_size_is_a_row_of_the_table() -> None:

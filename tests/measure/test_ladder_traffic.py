@@ -151,29 +151,10 @@ def test_the_curve_of_the_package() -> None:
     assert 4e6 < times.ns[1] < 5e6 and 20 < times.token_ns < 40
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "holds none"),
-        ('{"curve": {"samples": {"1": [1]}}}', "holds none"),
-        ('{"curve": {"what": "", "samples": {"1": []}}}', "holds none"),
-        ('{"curve": {"what": "", "samples": {}}}', "must start at size 1"),
-        ('{"curve": {"what": "", "samples": {"2": [1]}}}', "must start at size 1"),
-        ('{"curve": {"what": "", "samples": {"1": [0]}}}', "must be positive"),
-        ('{"curve": {"what": "", "samples": {"1": [NaN]}}}', "must be positive"),
-        ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": -1}}', "token_ns is -1"),
-        ('{"curve": {"what": "", "samples": {"1": [1]}, "token_ns": NaN}}', "token_ns is nan"),
-        ('{"curve": {"what": "", "samples": {"1": [1e300]}}}', "below an hour"),
-        ('{"curve": {"what": "", "samples": {"1": [1], "99999999999": [1]}}}', "end at 65536 at the latest"),
-        ("[" * 100_000, "holds none"),
-    ],
-)
-def test_a_bad_curve(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "curve.json").write_text(text)
-    with pytest.raises(ConfigError, match=message):
+def test_a_curve_without_its_start(tmp_path: Path) -> None:
+    (tmp_path / "curve.json").write_text('{"curve": {"what": "", "samples": {"2": [1]}}}')
+    with pytest.raises(ConfigError, match="must start at size 1"):
         load_step_times(tmp_path / "curve.json")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_step_times(tmp_path / "missing.json")
 
 
 def test_context_is_the_mean_over_decoded_tokens() -> None:

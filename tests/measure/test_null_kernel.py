@@ -35,7 +35,7 @@ class Driver:
 @pytest.fixture
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver(getattr(request, "param", ""))
-    monkeypatch.setattr(null_kernel, "_driver", lambda: found)
+    monkeypatch.setattr(null_kernel, "libcuda", lambda: found)
     monkeypatch.setattr(null_kernel, "_function", lambda device, waits: ctypes.c_void_p(5))
     monkeypatch.setattr(null_kernel, "upload", lambda executable, stream: found.calls.append("upload"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

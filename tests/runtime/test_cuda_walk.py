@@ -12,7 +12,13 @@ from stepgraph.runtime.platforms import cuda_driver
 from stepgraph.runtime.platforms.cuda_walk import NewNodes, walk
 from stepgraph.runtime.regions import region
 
-OK, REFUSED = 0, 1
+
+class Result(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+
+
+OK, REFUSED = Result
 
 
 class NodeType(enum.Enum):
@@ -101,7 +107,7 @@ def test_an_empty_graph() -> None:
 def test_a_driver_that_refuses() -> None:
     driver = FakeDriver({1: [(10, "a")]})
     driver.error = REFUSED
-    with pytest.raises(CaptureError, match="the driver cannot read this graph"):
+    with pytest.raises(CaptureError, match="the driver cannot read this graph: CUDA_ERROR_INVALID_VALUE"):
         walk(driver, 1, {}, lambda graph: [])
 
 

@@ -33,8 +33,8 @@ def run_report(folder: Path, out: Path, *, as_json: bool) -> None:
     from stepgraph.measure.report.find import find_results
     from stepgraph.measure.report.page import make_page
     from stepgraph.measure.report.summary import gains
-    from stepgraph.measure.whole_file import write_whole
     from stepgraph.runtime.errors import ConfigError
+    from stepgraph.runtime.whole_file import write_whole
 
     found = find_results(folder)
     try:

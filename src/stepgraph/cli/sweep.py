@@ -97,7 +97,7 @@ def run_sweep(options: SweepOptions) -> None:
     from stepgraph.measure.sweep.cells import Work, make_cells
     from stepgraph.measure.sweep.rows_file import RowsFile
     from stepgraph.measure.sweep.sweep_result import draw, sweep_result
-    from stepgraph.measure.whole_file import require_writable
+    from stepgraph.runtime.whole_file import require_writable
 
     if options.picture is not None:
         require_picture(options.picture)

@@ -34,10 +34,10 @@ def tune_tiles(*, model: str, rows: str, seconds: float, out: Path | None, as_js
 
     from stepgraph.cli.console import ProgressBar
     from stepgraph.measure.show import show
-    from stepgraph.measure.whole_file import write_whole
     from stepgraph.ops.fused.tiling import load_tiles, package_file
     from stepgraph.ops.operations import choose_operations
     from stepgraph.runtime.errors import ConfigError
+    from stepgraph.runtime.whole_file import write_whole
 
     config, counts = _config(model), _rows(rows)
     if not torch.cuda.is_available():

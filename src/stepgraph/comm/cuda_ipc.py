@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 from stepgraph.comm.errors import CommError
+from stepgraph.runtime.platforms.cuda_bindings import result_of
 
 _HANDLE_BYTES = 64
 
@@ -41,7 +42,4 @@ class CudaIpc:
             self._call("cuIpcCloseMemHandle", self._opened.popitem()[1])
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        error, *values = getattr(self._driver, name)(*arguments)
-        if int(error):
-            raise CommError(f"{name}: {error.name}")
-        return values if len(values) > 1 else values[0] if values else None
+        return result_of(getattr(self._driver, name)(*arguments), CommError, name)

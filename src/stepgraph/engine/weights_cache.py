@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 import time
 import zlib
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.fields import one_line
 from stepgraph.engine.tensors import check_tensors
 from stepgraph.engine.tokenizer import Tokenizer
+from stepgraph.runtime.whole_file import beside
 
 _FORMAT = "2"  # raise it when the content for the same GGUF file changes
 _ABANDONED_S = 24 * 3600.0
@@ -81,18 +81,13 @@ def write_cache(path: Path, config: ModelConfig, tokenizer: Tokenizer, tensors: 
         "checksums": json.dumps(_checksums(tensors)),
     }
     description["checksum"] = _text_checksum(description)
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path.parent)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        os.close(handle)
-        save_file(dict(tensors), temporary, metadata=description)
-        os.replace(temporary, path)
+        with beside(path, mode=0o600) as unfinished:
+            save_file(dict(tensors), unfinished, metadata=description)
     except (OSError, SafetensorError) as error:
         _log.warning("the weights cache %s cannot be written: %s", path, one_line(error))
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def _checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

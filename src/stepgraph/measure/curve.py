@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepgraph.measure.clock import device_ms, host_us
-from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.result import Result, Rows
 from stepgraph.measure.stats import quantiles
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.runner import GraphRunner
+from stepgraph.runtime.ladder import LARGEST
+
+if TYPE_CHECKING:  # who reads a curve needs no engine
+    from stepgraph.measure.decode import DecodeRows
+    from stepgraph.runtime.runner import GraphRunner
 
 ROUNDS, STEPS_A_ROUND = 6, 5
 """Rounds go through the sizes upwards and downwards in turn, so that a drift of the machine meets all alike."""
 
 ON_THE_DEVICE = "device time, from an event before the step to one behind it"
 ON_THE_HOST = "host time: without a GPU the host computes the step, and the tape stands for a graph"
+_LEAST_MS, _MOST_MS = 1e-6, 3.6e6  # of a step: a nanosecond, an hour
 
 
 @dataclass(frozen=True)
 class LatencyCurve:
-    """samples: ms of a step for each size that was measured. what: names the step."""
+    """samples: ms of a step for each size that was measured. what: names the step. token_ns: that a token of a real
+    row's context adds, for samples that have no context in them.
+    """
 
     samples: Mapping[int, Sequence[float]]
     what: str
+    token_ns: float = 0.0
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -53,29 +62,37 @@ class LatencyCurve:
         return self.medians[low] * (1 - share) + self.medians[high] * share
 
     def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "samples": {str(size): list(self.samples[size]) for size in self.sizes}}
+        samples = {str(size): list(self.samples[size]) for size in self.sizes}
+        return {"what": self.what, "samples": samples, **({"token_ns": self.token_ns} if self.token_ns else {})}
 
 
-def load_curve(path: Path) -> LatencyCurve:
-    """A curve that `stepgraph padding --json` printed, or a benchmark wrote.
+def load_curve(path: Path | Traversable) -> LatencyCurve:
+    """A curve that `stepgraph padding --json` printed, or a benchmark wrote: a JSON file with `curve`,
+    {"what": a sentence, "samples": {size: [ms, …]}, "token_ns": may be left out}.
 
     Raises:
-        ConfigError: the file holds none, or cannot be read.
+        ConfigError: the file cannot be read, or holds none; or its sizes or times cannot be.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["curve"]
         samples = {int(size): [float(ms) for ms in taken] for size, taken in found["samples"].items()}
         if not samples or not all(samples.values()):
             raise ValueError("no samples")
-        if min(samples) < 1 or not all(0 <= ms < 1e12 for taken in samples.values() for ms in taken):
-            raise ValueError("rows or ms that cannot be")
-        return LatencyCurve(samples, str(found["what"]))
+        curve = LatencyCurve(samples, str(found["what"]), float(found.get("token_ns", 0.0)))
     except OSError as error:
         raise ConfigError(f"curve: {path} cannot be read: {error.strerror or error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise ConfigError(
-            f"curve: {path} holds no latency curve ({error}); `stepgraph padding --json` prints one"
+            f"curve: {path} holds no latency curve ({type(error).__name__}: {error}); "
+            f"`stepgraph padding --json` prints one"
         ) from None
+    if curve.sizes[0] < 1 or curve.sizes[-1] > LARGEST:
+        raise ConfigError(f"curve: {path}: its sizes must lie between 1 and {LARGEST}")
+    if not all(_LEAST_MS <= ms < _MOST_MS for taken in samples.values() for ms in taken):
+        raise ConfigError(f"curve: {path}: its times must be positive, in ms, and below an hour")
+    if not 0 <= curve.token_ns < math.inf:
+        raise ConfigError(f"curve: {path}: token_ns is {curve.token_ns}; it is a time in ns, from 0")
+    return curve
 
 
 def step_ms(decode: DecodeRows, count: int, runner: GraphRunner | None = None) -> list[float]:

@@ -11,7 +11,7 @@ import torch
 
 from stepgraph.ops.overlap import can_overlap
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.platforms.cuda_driver import edges, upload
+from stepgraph.runtime.platforms.cuda_driver import edges, libcuda, upload
 
 THREADS = 128
 """Of a block; there is one block for each multiprocessor."""
@@ -63,7 +63,7 @@ def null_launcher(stream: int, *, waits: bool = False, programmatic: bool = Fals
     attribute = _Attribute(_PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_int * 16)(1))
     blocks = torch.cuda.get_device_properties().multi_processor_count
     config = _Config((blocks, 1, 1), (THREADS, 1, 1), 0, stream, ctypes.pointer(attribute), int(programmatic))
-    launch, arguments = _driver().cuLaunchKernelEx, (ctypes.byref(config), function, None, None)
+    launch, arguments = libcuda().cuLaunchKernelEx, (ctypes.byref(config), function, None, None)
 
     def launch_once() -> None:
         error = launch(*arguments)
@@ -75,7 +75,7 @@ def null_launcher(stream: int, *, waits: bool = False, programmatic: bool = Fals
 
 def empty_call() -> None:
     """A call of the driver that does next to nothing: what ctypes itself takes."""
-    _driver().cuDriverGetVersion(_VERSION)
+    libcuda().cuDriverGetVersion(_VERSION)
 
 
 class NullGraph:
@@ -88,7 +88,7 @@ class NullGraph:
     """
 
     def __init__(self, launch: Callable[[], None], count: int, stream: int) -> None:
-        driver, self._graph, self._executable = _driver(), ctypes.c_void_p(), ctypes.c_void_p()
+        driver, self._graph, self._executable = libcuda(), ctypes.c_void_p(), ctypes.c_void_p()
         self._stream = ctypes.c_void_p(stream)
         started = perf_counter_ns()
         _checked("begin a capture", driver.cuStreamBeginCapture_v2(self._stream, _THREAD_LOCAL))
@@ -112,30 +112,25 @@ class NullGraph:
         return sum(programmatic for _, _, programmatic in edges(self._graph.value or 0))
 
     def launch(self) -> None:
-        error = _driver().cuGraphLaunch(self._executable, self._stream)
+        error = libcuda().cuGraphLaunch(self._executable, self._stream)
         if error:
             raise ConfigError(f"the driver refuses to launch a graph: error {error}")
 
     def close(self) -> None:
-        _checked("synchronize", _driver().cuStreamSynchronize(self._stream))
-        _checked("destroy a graph", _driver().cuGraphExecDestroy(self._executable))
-        _checked("destroy a graph", _driver().cuGraphDestroy(self._graph))
+        _checked("synchronize", libcuda().cuStreamSynchronize(self._stream))
+        _checked("destroy a graph", libcuda().cuGraphExecDestroy(self._executable))
+        _checked("destroy a graph", libcuda().cuGraphDestroy(self._graph))
 
 
 _VERSION = ctypes.byref(ctypes.c_int())
 
 
 @cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-@cache
 def _function(device: int, waits: bool) -> ctypes.c_void_p:
     torch.cuda.current_stream(device).synchronize()  # makes the context, which a module is loaded into
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    _checked("load a kernel", _driver().cuModuleLoadData(ctypes.byref(module), _WAITING if waits else _EMPTY))
-    _checked("find it", _driver().cuModuleGetFunction(ctypes.byref(function), module, b"stepgraph_null"))
+    _checked("load a kernel", libcuda().cuModuleLoadData(ctypes.byref(module), _WAITING if waits else _EMPTY))
+    _checked("find it", libcuda().cuModuleGetFunction(ctypes.byref(function), module, b"stepgraph_null"))
     return function
 
 

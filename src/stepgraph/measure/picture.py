@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepgraph.measure.whole_file import beside
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.whole_file import beside
 
 
 def require_picture(path: Path) -> None:
@@ -42,4 +42,4 @@ def save_picture(figure: Any, path: Path) -> None:
         with beside(path) as unfinished:
             figure.savefig(unfinished, format="png", dpi=120)
     except OSError as error:
-        raise ConfigError(f"picture: {error.strerror}") from None
+        raise ConfigError(f"picture: {path} cannot be written: {error.strerror or error}") from None

@@ -11,7 +11,7 @@ from typing import Any
 
 from stepgraph.measure.machine import commit, machine, versions
 from stepgraph.measure.stats import interval, quantiles
-from stepgraph.measure.whole_file import write_whole
+from stepgraph.runtime.whole_file import write_whole
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from stepgraph.runtime.whole_file import beside
 
 _DIGEST = 32  # bytes in front of the content, which tell whether it is whole
 _log = logging.getLogger(__name__)
@@ -40,15 +41,9 @@ def cached(parts: Sequence[str], compile_it: Callable[[], bytes], folder: Path |
         return content
     content = compile_it()
     try:
-        _write(path, hashlib.sha256(content).digest() + content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside(path, mode=0o600) as unfinished:  # another process may write the same file now
+            unfinished.write_bytes(hashlib.sha256(content).digest() + content)
     except OSError as error:
         _log.warning("the kernel cache %s cannot be written: %s", path, error)
     return content
-
-
-def _write(path: Path, whole: bytes) -> None:
-    """All of it or nothing: another process may write the same file now."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-        file.write(whole)
-    os.replace(file.name, path)

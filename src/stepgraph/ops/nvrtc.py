@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 
 from stepgraph.ops.kernel_cache import cached
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.platforms.cuda_bindings import result_of
 
+_checked = partial(result_of, error=ConfigError, what="CUDA")
 _ALL_SHARED = 100  # per cent of a multiprocessor's memory that are not L1 cache, as far as it can be split so
 
 
@@ -99,10 +101,3 @@ def _compile_now(nvrtc: Any, source: str, name: str, arch: str, options: Sequenc
     _checked(nvrtc.nvrtcGetCUBIN(program, binary))
     nvrtc.nvrtcDestroyProgram(program)
     return binary
-
-
-def _checked(answer: tuple[Any, ...]) -> Any:
-    error, *values = answer
-    if int(error):
-        raise ConfigError(f"CUDA: {error.name}")
-    return values if len(values) > 1 else values[0] if values else None

@@ -12,8 +12,8 @@ from typing import Any
 
 from stepgraph.measure.sweep.cells import Key, key_of
 from stepgraph.measure.sweep.check_row import require_row
-from stepgraph.measure.whole_file import write_whole
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.whole_file import write_whole
 
 
 class RowsFile:

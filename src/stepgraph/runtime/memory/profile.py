@@ -11,6 +11,7 @@ from typing import Any
 
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.memory.estimate import Features, Fit
+from stepgraph.runtime.whole_file import write_whole
 
 KINDS = ("prefill", "decode")
 POOL_FEATURES = ("one", "logits", "activations", "graphs")
@@ -97,10 +98,8 @@ def load_profile(path: Path | None = None) -> DeviceProfile:
 
 
 def save_profile(profile: DeviceProfile, path: Path) -> None:
-    """Whole or not at all."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(json.dumps(profile.as_dict(), indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    """Whole or not at all. Raises OSError where it cannot be written."""
+    write_whole(path, json.dumps(profile.as_dict(), indent=1) + "\n")
 
 
 def _fit(fields: Mapping[str, Any], features: Sequence[str]) -> Fit:

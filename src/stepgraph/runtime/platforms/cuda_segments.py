@@ -14,11 +14,12 @@ from stepgraph.runtime.borrow import borrow
 from stepgraph.runtime.errors import CaptureError, ReplayError, StepgraphError
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.platforms.base import LoopTerms
+from stepgraph.runtime.platforms.cuda_bindings import load_driver
 from stepgraph.runtime.platforms.cuda_driver import CaptureView, count_types, unjoined, upload
 from stepgraph.runtime.platforms.cuda_loop import CudaLoop
 from stepgraph.runtime.platforms.cuda_memory import pool_segments
 from stepgraph.runtime.platforms.cuda_streams import capture_stream
-from stepgraph.runtime.platforms.cuda_walk import NewNodes, load_driver, walk
+from stepgraph.runtime.platforms.cuda_walk import NewNodes, walk
 from stepgraph.runtime.platforms.source_line import calling_line, raising_line
 from stepgraph.runtime.regions import RegionLog
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stepgraph.runtime.errors import ConfigError
-from stepgraph.runtime.platforms.cuda_walk import load_driver
+from stepgraph.runtime.platforms.cuda_bindings import load_driver, result_of
 
 
 def why_no_virtual_memory(device: torch.device) -> str | None:
@@ -93,12 +93,10 @@ class CudaVirtualMemory:
 
     def _checked(self, name: str, *arguments: object) -> Any:
         """What a function of the driver returns beside its status."""
-        status, *results = getattr(self._driver, name)(*arguments)
-        if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        answer = getattr(self._driver, name)(*arguments)
+        if answer[0] == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise torch.OutOfMemoryError(f"{name}: {self.device} has no room")
-        if int(status):
-            raise RuntimeError(f"{name} failed: {status.name}")
-        return results[0] if results else None
+        return result_of(answer, RuntimeError, f"{name} failed")
 
 
 class _Exported:

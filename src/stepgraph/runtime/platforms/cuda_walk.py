@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
 from stepgraph.runtime.errors import CaptureError
 from stepgraph.runtime.nodes import Dependency, Extent, GraphNode
+from stepgraph.runtime.platforms.cuda_bindings import result_of
 from stepgraph.runtime.platforms.cuda_driver import CaptureState, Edge, dependencies, edges
 
 _demangle: Callable[[str], str] = getattr(torch._C, "_demangle", str)
-
-
-def load_driver() -> Any | None:
-    """The driver's functions, or None where cuda.bindings is not installed."""
-    try:
-        from cuda.bindings import driver
-    except ImportError:
-        return None
-    return driver
+_checked = partial(result_of, error=CaptureError, what="the driver cannot read this graph")
 
 
 class NewNodes:
@@ -96,7 +90,7 @@ def _walk(
     place: dict[int, int] = {}
     for handle in _in_order(before):
         node = driver.CUgraphNode(handle)
-        (kind,) = _checked(driver.cuGraphNodeGetType(node))
+        kind = _checked(driver.cuGraphNodeGetType(node))
         kind = kind.name.removeprefix("CU_GRAPH_NODE_TYPE_").lower()
         name, grid, block, shared = _kernel(driver, node) if kind == "kernel" else ("", None, None, None)
         place[handle] = len(nodes)
@@ -113,12 +107,12 @@ def _walk(
         )
         nodes.append(read)
         if kind == "graph":
-            (child,) = _checked(driver.cuGraphChildGraphNodeGetGraph(node))
+            child = _checked(driver.cuGraphChildGraphNodeGetGraph(node))
             _walk(driver, int(child), regions, edges_of, nodes, read)
 
 
 def _kernel(driver: Any, node: Any) -> tuple[str, Extent, Extent, int]:
-    (params,) = _checked(driver.cuGraphKernelNodeGetParams(node))
+    params = _checked(driver.cuGraphKernelNodeGetParams(node))
     grid = (params.gridDimX, params.gridDimY, params.gridDimZ)
     block = (params.blockDimX, params.blockDimY, params.blockDimZ)
     name = ""
@@ -155,11 +149,3 @@ def _handles(driver: Any, graph: Any) -> list[int]:
     _, count = _checked(driver.cuGraphGetNodes(graph))
     nodes, _ = _checked(driver.cuGraphGetNodes(graph, count))
     return [int(node) for node in nodes]
-
-
-def _checked(result: Any) -> Any:
-    """What a driver function returned after its error code."""
-    error, *values = result
-    if int(error):
-        raise CaptureError(f"the driver cannot read this graph: {error!s}")
-    return values
