@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepgraph.comm.errors import CommError
+from stepgraph.runtime.whole_file import write_whole
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def write_table(table: Table, folder: Path) -> Path:
     """Write a table where `load_table` finds it; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / table_name(table.device, table.world)
-    path.write_text(json.dumps(table.as_dict(), indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(table.as_dict(), indent=2) + "\n")
     return path
 
 
