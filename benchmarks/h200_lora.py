@@ -38,6 +38,7 @@ BATCHES = {  # name: active adapters, and the adapter of each row
     "four adapters": [row % 4 for row in range(ROWS)],
     "16 adapters": list(range(ROWS)),
 }
+LAUNCHES_OF = ("one adapter in all rows", "16 adapters")
 
 
 class Batch:
@@ -112,14 +113,14 @@ def main() -> int:
         rows.append(
             [name, one["median"], one["p10"], one["p90"], without, "{:.3f} ({:.3f} to {:.3f})".format(*ratios[name])]
         )
-    launches = launch_times(model.layers, batch.lora.layers, BATCHES)
     families = make_ledger([Captured(batch.report)]).families()
     graphs = {str(key.num_loras): asdict(graph.cost) for key, graph in batch.report.graphs.items()}
     extra = "; ".join(
         f"{name}: {one.graphs} graphs, {(one.pool_bytes + one.driver_bytes) / 2**20:.0f} MiB, {one.seconds:.2f} s"
         for name, one in families.items()
     )
-    print(*rows, extra, "; ".join(COLUMNS) + " (us)", sep="\n")
+    print(*rows, extra, "; ".join(COLUMNS) + " (us)", sep="\n", flush=True)
+    launches = launch_times(model.layers, batch.lora.layers, {name: BATCHES[name] for name in LAUNCHES_OF})
     for name, has, *times in launches:
         print(f"{name:14}{has:34}" + "".join(f"{one:9.2f}" for one in times))
     write_result(
