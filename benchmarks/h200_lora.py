@@ -1,5 +1,7 @@
 """LoRA on an H200: a decode step of 16 rows of Llama-3-8B's shape with adapters beside the same step without.
 
+Also what each of the adapters' launches takes, projection by projection.
+
 python benchmarks/h200_lora.py
 """
 
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
+from lora_launches import COLUMNS, launch_times
 
 from stepgraph import LoraConfig
 from stepgraph.engine.core import EngineCore
@@ -28,13 +31,14 @@ from stepgraph.runtime.memory.ledger import Captured, make_ledger
 SHAPE, CONTEXT, MAX_LEN, ROWS = "llama-3-8b", 512, 1024, 16
 LORA = LoraConfig(slots=16, max_rank=16, cases=(0, 1, 4, 16))
 BAR = 1.25  # with adapters, of without
-ROUNDS, STEPS_A_ROUND = 20, 20
+ROUNDS, STEPS_A_ROUND = 10, 20
 BATCHES = {  # name: active adapters, and the adapter of each row
     "one adapter in all rows": [0] * ROWS,
     "one adapter in half of the rows": [0, -1] * (ROWS // 2),
     "four adapters": [row % 4 for row in range(ROWS)],
     "16 adapters": list(range(ROWS)),
 }
+LAUNCHES_OF = ("one adapter in all rows", "16 adapters")
 
 
 class Batch:
@@ -43,7 +47,8 @@ class Batch:
     def __init__(self, model: DecoderModel) -> None:
         device, blocks = model.device, blocks_for(CONTEXT + 1)
         self.lora = LoraSlots(model.config, LORA, model.dtype, device)
-        self.lora.fill_free(torch.Generator().manual_seed(0))
+        for tensor in self.lora.tensors.values():
+            tensor.normal_(std=tensor.shape[-1] ** -0.5, generator=torch.Generator(device).manual_seed(0))
         graphs = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([ROWS]))
         self.core = EngineCore(
             model,
@@ -114,7 +119,10 @@ def main() -> int:
         f"{name}: {one.graphs} graphs, {(one.pool_bytes + one.driver_bytes) / 2**20:.0f} MiB, {one.seconds:.2f} s"
         for name, one in families.items()
     )
-    print(*rows, extra, sep="\n")
+    print(*rows, extra, "; ".join(COLUMNS) + " (us)", sep="\n", flush=True)
+    launches = launch_times(model.layers, batch.lora.layers, {name: BATCHES[name] for name in LAUNCHES_OF})
+    for name, has, *times in launches:
+        print(f"{name:14}{has:34}" + "".join(f"{one:9.2f}" for one in times))
     write_result(
         {
             "name": "h200_lora",
@@ -128,6 +136,7 @@ def main() -> int:
             "commit": commit(),
             "columns": ["rows have", "median", "p10", "p90", "without", "with / without"],
             "rows": rows,
+            "launches": {"unit": "us a projection", "columns": COLUMNS, "rows": launches},
             "graphs": graphs,
             "samples": pairs,
         }

@@ -48,7 +48,7 @@ def test_the_triton_form_agrees_under_the_interpreter() -> None:
 def test_the_triton_form_agrees(dtype: torch.dtype, bound: float, rows: int, rank: int) -> None:
     from stepgraph.ops.lora.triton_lora import TritonLora
 
-    for width, ends in ((4096, (4096, 5120, 6144)), (1100, (700, 1400)), (14336, (4096,))):
+    for width, ends in ((4096, (4096, 5120, 6144)), (1100, (700, 1400)), (14336, (4096,)), (4096, (14336, 28672))):
         case = lora_case(rows=rows, width=width, ends=ends, active=3, rank=rank, dtype=dtype, device="cuda", seed=rows)
         out = case.out.clone()
         TritonLora(case.rows)(case.pair, case.x, out)
