@@ -126,12 +126,28 @@ class TestCompiledAndWithAnAdapter:
     ) -> None:
         plan = ("plan", "memory", str(demo_model), "--profile", str(profile), "--dtype", "float32")
         alone = self.report(capsys, *plan)
-        report = self.report(capsys, *plan, "--adapter", adapter, "--graphs", "piecewise", "--compile", "inductor")
+        report = self.report(capsys, *plan, "--adapter", adapter)
         measured = self.report(capsys, "memory", *SMALL, "--adapter", adapter)
         slot = {row["name"]: row["bytes"] for row in measured["rows"]}["adapters"]
         assert {row["name"]: row["bytes"] for row in report["rows"]}["adapters"] == slot
-        assert alone["notes"] == [] and "not compiled or with adapters" in report["notes"][0]
-        assert call(*plan, "--adapter", adapter) == 0 and "not with adapters" in capsys.readouterr().out
+        assert report["graphs"] == {f"{name} with adapters": number for name, number in alone["graphs"].items()}
+        assert sum(report["graphs"].values()) == 30 + 35
+        driver = [{row["name"]: row["bytes"] for row in one["rows"]}["graphs: driver"] for one in (alone, report)]
+        assert driver[1] - driver[0] == (30 + 35) * 30 * 8 * 1000  # graphs, layers, launches a layer, bytes a node
+        assert alone["notes"] == [] and "their launches are in it" in report["notes"][0]
+        assert call(*plan, "--adapter", adapter) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "35 decode with adapters" in out and "Not in the prediction" in out
+
+    def test_what_a_plan_does_not_predict_is_said(
+        self, demo_model: Path, capsys: pytest.CaptureFixture[str], profile: Path
+    ) -> None:
+        plan = ("plan", "memory", str(demo_model), "--profile", str(profile), "--compile", "aot_eager")
+        whole, pieces = (self.report(capsys, *plan, "--graphs", graphs)["notes"] for graphs in ("full", "piecewise"))
+        assert len(whole) == 1 and "not compiled" in whole[0]
+        assert pieces[0] == whole[0] and "each segment is an executable" in pieces[1]
+        eager = self.report(capsys, *plan, "--graphs", "disabled")
+        assert (eager["notes"], eager["graphs"]) == ([], {})
 
     def test_an_adapter_that_is_none_is_refused_before_the_model_loads(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, profile: Path
