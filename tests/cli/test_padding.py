@@ -49,9 +49,10 @@ def test_a_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     code, out, err = run(capsys, model, *small, "--pairs", "3:4", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "") and set(found["curve"]["samples"]) == {"1", "2", "3", "4"}
-    assert len(found["samples"]["3 → 4: measured"]) == 20 and "host time" in found["definition"]
+    assert len(found["samples"]["3 → 4: measured"]) == 4 and "host time" in found["definition"]
+    assert "2 rounds of the curve and 4 of a pair" in found["notes"][0]
     code, out, _ = run(capsys, model, *small, "--json")
-    assert "Left out: 9 → 16, 300 → 304" in json.loads(out)["notes"][0] and "pairs" not in json.loads(out)
+    assert "Left out: 9 → 16, 300 → 304" in json.loads(out)["notes"][1] and "pairs" not in json.loads(out)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def _notes(graphs: GraphConfig, lora: LoraConfig | None) -> list[str]:
         "what compiling changes; the graphs' rows are those of the same ones, not compiled"
         if graphs.compile is not Compile.OFF
         else "",
-        "what recording in segments changes; the graphs' rows are those of whole ones, and each segment is an executable"
+        "what recording in segments changes; the graphs' rows are those of whole ones, each segment an executable"
         if segments
         else "",
         "what adapters hold in the pool during a step; their launches are in it" if lora else "",
