@@ -94,6 +94,11 @@ class TestMemory:
         assert call("memory", "--model", "/nowhere", "--profile", "/none") == 2
         assert "profile: /none cannot be read" in capsys.readouterr().err
 
+    def test_and_one_that_is_no_object(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "profile.json").write_text("[1]", encoding="utf-8")
+        assert call("memory", "--model", "/nowhere", "--profile", str(tmp_path / "profile.json")) == 2
+        assert "cannot be read: it holds no JSON object" in capsys.readouterr().err
+
 
 class TestCompiledAndWithAnAdapter:
     def report(self, capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -158,7 +163,7 @@ class TestCompiledAndWithAnAdapter:
             ("verify",),
         ):
             assert call(*argv, "--adapter", str(tmp_path)) == 2
-            assert "adapter_config.json is missing" in capsys.readouterr().err
+            assert "adapter_config.json is missing; the directory of an adapter needs it" in capsys.readouterr().err
 
 
 class TestPlan:
@@ -194,7 +199,9 @@ class TestPlan:
         assert call("plan", "memory", "llama-3-8b", "--profile", small, "--json") == 2
         said = capsys.readouterr()
         assert json.loads(said.out)["kv_blocks"] == 0
-        assert "too little for a KV cache of two blocks; raise the memory fraction by" in said.err
+        assert "too little for a KV cache of two blocks; lower max_num_seqs" in said.err  # 1.0 would not do
+        assert call("plan", "memory", "llama-3-8b", "--profile", str(profile), "--memory-fraction", "0.1") == 2
+        assert "; raise the memory fraction by 0.0" in capsys.readouterr().err
 
     def test_it_prints_a_table(self, capsys: pytest.CaptureFixture[str], profile: Path) -> None:
         assert call("plan", "memory", "llama-3.2-1b", "--profile", str(profile)) == 0
@@ -207,6 +214,8 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("argv", "says"),
         [
+            (("",), "the name is empty"),
+            (("llama-3-8b", "--max-num-seqs", "99999999999"), "max_num_seqs is 99999999999"),
             (("no-such-shape",), "none of the shapes llama-3-8b"),
             (("llama-3-8b", "--memory-fraction", "0"), "memory fraction: 0.0"),
             (("llama-3-8b", "--max-num-seqs", "0"), "max_num_seqs is 0"),

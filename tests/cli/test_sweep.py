@@ -56,6 +56,7 @@ def test_a_sweep_without_a_single_figure_ends_with_1(
 ) -> None:
     pytest.importorskip("matplotlib")
     out, picture = tmp_path / "sweep.jsonl", tmp_path / "sweep.png"
+    out.touch()  # as mktemp leaves it
     few = ["--out", str(out), "--device", "cpu", "--steps", "2", "--graphs", "full", "--attention", "cuda"]
     for more in ([], ["--picture", str(picture)]):  # measured, and read from the file
         code, text, err = run(capsys, *few, "--json", *more)
@@ -67,6 +68,8 @@ def test_a_sweep_without_a_single_figure_ends_with_1(
     ("arguments", "message"),
     [
         (["--compile", "on"], "compile 'on' is not one of off, inductor, aot_eager"),
+        (["--attention", "fast"], "attention 'fast' is not one of cuda, triton, reference"),
+        (["--operations", "fast"], "operations 'fast' is not one of unfused, fused, reference"),
         (["--graphs", "fast"], "graphs 'fast' is not one of full"),
         (["--rows", "1,x"], "no list of numbers"),
         (["--picture", "sweep.pdf"], "must end in .png"),

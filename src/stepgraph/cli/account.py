@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepgraph.cli.options import Json, Operations, Where, one_line_errors
+from stepgraph.cli.options import Json, Operations, Where, not_empty, one_line_errors
 from stepgraph.cli.step_commands import Model
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class AccountOptions:
 def account_command(
     model: Model = None,
     predict: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="No measurement: the host's budget for this model.")
+        str | None,
+        typer.Option(metavar="MODEL", help="No measurement: the host's budget for this model.", callback=not_empty),
     ] = None,
     tp: Annotated[int, typer.Option(help="With --predict: GPUs that share the weights.")] = 1,
     gpu: Annotated[Gpu, typer.Option(help="With --predict: the card.")] = Gpu.H100,

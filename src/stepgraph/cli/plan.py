@@ -88,9 +88,11 @@ def plan(options: PlanOptions) -> None:
         print_plan(report)
     if found.kv_blocks < 2:
         short = found.taken + 2 * found.block_bytes - found.budget
+        more = short / profile.total_bytes
+        raising = f"raise the memory fraction by {more:.3f}, or " if options.memory_fraction + more <= 1 else ""
         raise ConfigError(
-            f"memory: {in_units(short)} too little for a KV cache of two blocks; raise the memory fraction by "
-            f"{short / profile.total_bytes:.3f}, or lower max_num_seqs, chunk_tokens or the ladder's largest size"
+            f"memory: {in_units(short)} too little for a KV cache of two blocks; {raising}lower max_num_seqs, "
+            f"chunk_tokens or the ladder's largest size"
         )
 
 

@@ -85,6 +85,8 @@ def load_profile(path: Path | None = None) -> DeviceProfile:
     source = files("stepgraph.runtime.memory").joinpath("profiles/nvidia_h200.json") if path is None else path
     try:
         fields = json.loads(source.read_text(encoding="utf-8"))
+        if not isinstance(fields, dict):
+            raise ValueError("it holds no JSON object")
         if fields["measured_with"] is None:
             raise ConfigError(
                 f"profile: that of {fields['device']} holds no measurements yet; run benchmarks/h200_memory.py on one, "
