@@ -62,6 +62,7 @@ def test_wrong_use_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[s
         ["account", "--predict", ""],
         ["bench", ""],
         ["padding", ""],
+        ["tune", "tiles", ""],
         ["sweep", "--out", "x", ""],
     ],
 )
