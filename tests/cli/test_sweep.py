@@ -75,6 +75,7 @@ def test_a_sweep_without_a_single_figure_ends_with_1(
         (["--picture", "sweep.pdf"], "must end in .png"),
         (["--steps", "1"], "it takes 2 steps"),
         (["nothing-of-that-name"], "none of the shapes"),
+        (["/nowhere"], "none of the shapes"),
         (["llama-3-8b", "--context", "9000"], "lower --context"),
     ],
 )

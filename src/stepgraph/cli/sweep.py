@@ -152,10 +152,11 @@ def _require_model(work: Work) -> None:
     """Raises StepgraphError where no cell could load the model; a hub id shows that only when it is fetched."""
     from stepgraph.cli.plan import model_config
     from stepgraph.engine.demo import demo_model_path
+    from stepgraph.engine.hub import is_hub_id
     from stepgraph.runtime.errors import ConfigError
 
     name = str(demo_model_path()) if work.model is None else work.model
-    if not Path(name).exists() and name.count("/") == 1:
+    if not Path(name).exists() and is_hub_id(name):
         return
     most = model_config(name).max_position_embeddings
     if work.context + 1 > most:
