@@ -93,4 +93,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_cell_is_measured(
     monkeypatch.setattr("stepgraph.measure.sweep.processes._Process", None)  # what would measure one
     (tmp_path / "file").touch()
     code, out, err = run(capsys, "--out", str(tmp_path / "file" / "sweep.jsonl"), "--device", "cpu")
-    assert (code, out) == (2, "") and str(tmp_path / "file") in err and len(err.splitlines()) == 1
+    assert (
+        (code, out) == (2, "")
+        and f"{tmp_path / 'file' / 'sweep.jsonl'} cannot be written: " in err
+        and len(err.splitlines()) == 1
+    )

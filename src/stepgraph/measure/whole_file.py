@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stepgraph.runtime.errors import ConfigError
+
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
@@ -33,11 +35,14 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Make the folders above, and raise OSError where `write_whole` could not write. The file itself stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Make the folders above, and raise ConfigError where `write_whole` could not write. The file stays as it is."""
     unfinished = _unfinished(path)
-    unfinished.touch()
-    unfinished.unlink()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.touch()
+        unfinished.unlink()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _unfinished(path: Path) -> Path:
