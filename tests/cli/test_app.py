@@ -50,6 +50,27 @@ def test_wrong_use_exits_with_2(argv: list[str], capsys: pytest.CaptureFixture[s
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["run", "--model", "", "hello"],
+        ["verify", "--model", ""],
+        ["memory", "--model", ""],
+        ["plan", "memory", ""],
+        ["census", ""],
+        ["account", ""],
+        ["account", "--predict", ""],
+        ["bench", ""],
+        ["padding", ""],
+        ["tune", "tiles", ""],
+        ["sweep", "--out", "x", ""],
+    ],
+)
+def test_an_empty_name_is_no_model(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*argv) == 2
+    assert "the name is empty" in capsys.readouterr().err
+
+
 def test_a_users_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(options: object) -> None:
         raise ConfigError("ladder: size 0 is not positive")

@@ -27,6 +27,12 @@ def make():
 
 def nothing():
     return 3
+
+def asks(device):
+    return make()
+
+def makes_one_that_asks():
+    return asks
 """
 
 
@@ -81,7 +87,9 @@ def test_a_family_that_only_transformers_runs(capsys: pytest.CaptureFixture[str]
     ("arguments", "message"),
     [
         (["--step", "{step}:absent"], "cannot be loaded"),
-        (["--step", "{step}:nothing"], "must be a function that returns the step"),
+        (["--step", "{step}:nothing"], "that returns the step, itself"),
+        (["--step", "{step}:asks"], "must be a function without arguments"),
+        (["--step", "{step}:makes_one_that_asks"], "itself one without arguments"),
         (["--step", "no colon"], "is not FILE.py:FUNCTION or MODULE:FUNCTION"),
         (["--step", "{step}:make", "llama-3-8b"], "both a model and --step"),
         (["--rows", "0"], "both start at 1"),

@@ -94,6 +94,11 @@ class TestMemory:
         assert call("memory", "--model", "/nowhere", "--profile", "/none") == 2
         assert "profile: /none cannot be read" in capsys.readouterr().err
 
+    def test_and_one_that_is_no_object(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "profile.json").write_text("[1]", encoding="utf-8")
+        assert call("memory", "--model", "/nowhere", "--profile", str(tmp_path / "profile.json")) == 2
+        assert "cannot be read: it holds no JSON object" in capsys.readouterr().err
+
 
 class TestCompiledAndWithAnAdapter:
     def report(self, capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -126,12 +131,28 @@ class TestCompiledAndWithAnAdapter:
     ) -> None:
         plan = ("plan", "memory", str(demo_model), "--profile", str(profile), "--dtype", "float32")
         alone = self.report(capsys, *plan)
-        report = self.report(capsys, *plan, "--adapter", adapter, "--graphs", "piecewise", "--compile", "inductor")
+        report = self.report(capsys, *plan, "--adapter", adapter)
         measured = self.report(capsys, "memory", *SMALL, "--adapter", adapter)
         slot = {row["name"]: row["bytes"] for row in measured["rows"]}["adapters"]
         assert {row["name"]: row["bytes"] for row in report["rows"]}["adapters"] == slot
-        assert alone["notes"] == [] and "not compiled or with adapters" in report["notes"][0]
-        assert call(*plan, "--adapter", adapter) == 0 and "not with adapters" in capsys.readouterr().out
+        assert report["graphs"] == {f"{name} with adapters": number for name, number in alone["graphs"].items()}
+        assert sum(report["graphs"].values()) == 30 + 35
+        driver = [{row["name"]: row["bytes"] for row in one["rows"]}["graphs: driver"] for one in (alone, report)]
+        assert driver[1] - driver[0] == (30 + 35) * 30 * 8 * 1000  # graphs, layers, launches a layer, bytes a node
+        assert alone["notes"] == [] and "their launches are in it" in report["notes"][0]
+        assert call(*plan, "--adapter", adapter) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        assert "35 decode with adapters" in out and "Not in the prediction" in out
+
+    def test_what_a_plan_does_not_predict_is_said(
+        self, demo_model: Path, capsys: pytest.CaptureFixture[str], profile: Path
+    ) -> None:
+        plan = ("plan", "memory", str(demo_model), "--profile", str(profile), "--compile", "aot_eager")
+        whole, pieces = (self.report(capsys, *plan, "--graphs", graphs)["notes"] for graphs in ("full", "piecewise"))
+        assert len(whole) == 1 and "not compiled" in whole[0]
+        assert pieces[0] == whole[0] and "each segment an executable" in pieces[1]
+        eager = self.report(capsys, *plan, "--graphs", "disabled")
+        assert (eager["notes"], eager["graphs"]) == ([], {})
 
     def test_an_adapter_that_is_none_is_refused_before_the_model_loads(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, profile: Path
@@ -142,7 +163,7 @@ class TestCompiledAndWithAnAdapter:
             ("verify",),
         ):
             assert call(*argv, "--adapter", str(tmp_path)) == 2
-            assert "adapter_config.json is missing" in capsys.readouterr().err
+            assert "adapter_config.json is missing; the directory of an adapter needs it" in capsys.readouterr().err
 
 
 class TestPlan:
@@ -178,7 +199,9 @@ class TestPlan:
         assert call("plan", "memory", "llama-3-8b", "--profile", small, "--json") == 2
         said = capsys.readouterr()
         assert json.loads(said.out)["kv_blocks"] == 0
-        assert "too little for a KV cache of two blocks; raise the memory fraction by" in said.err
+        assert "too little for a KV cache of two blocks; lower max_num_seqs" in said.err  # 1.0 would not do
+        assert call("plan", "memory", "llama-3-8b", "--profile", str(profile), "--memory-fraction", "0.1") == 2
+        assert "; raise the memory fraction by 0.0" in capsys.readouterr().err
 
     def test_it_prints_a_table(self, capsys: pytest.CaptureFixture[str], profile: Path) -> None:
         assert call("plan", "memory", "llama-3.2-1b", "--profile", str(profile)) == 0
@@ -191,6 +214,8 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("argv", "says"),
         [
+            (("",), "the name is empty"),
+            (("llama-3-8b", "--max-num-seqs", "99999999999"), "max_num_seqs is 99999999999"),
             (("no-such-shape",), "none of the shapes llama-3-8b"),
             (("llama-3-8b", "--memory-fraction", "0"), "memory fraction: 0.0"),
             (("llama-3-8b", "--max-num-seqs", "0"), "max_num_seqs is 0"),

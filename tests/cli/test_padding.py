@@ -49,9 +49,10 @@ def test_a_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     code, out, err = run(capsys, model, *small, "--pairs", "3:4", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "") and set(found["curve"]["samples"]) == {"1", "2", "3", "4"}
-    assert len(found["samples"]["3 → 4: measured"]) == 20 and "host time" in found["definition"]
+    assert len(found["samples"]["3 → 4: measured"]) == 4 and "host time" in found["definition"]
+    assert "2 rounds of the curve and 4 of a pair" in found["notes"][0]
     code, out, _ = run(capsys, model, *small, "--json")
-    assert "Left out: 9 → 16, 300 → 304" in json.loads(out)["notes"][0] and "pairs" not in json.loads(out)
+    assert "Left out: 9 → 16, 300 → 304" in json.loads(out)["notes"][1] and "pairs" not in json.loads(out)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +63,12 @@ def test_a_directory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         (["--curve", "{curve}", "--pairs", "9:16"], "nothing is measured"),
         (["--curve", "{run}"], "holds no latency curve"),
         (["--curve", "{curve}", "--run", "{curve}"], "holds no routes"),
+        (["--curve", "{curve}", "--max-rows", "4", "--context", "9"], "leave out --max-rows, --context, or the curve"),
+        (["--max-rows", "-1"], "--max-rows is -1"),
         (["--pairs", "16:9"], "a size and a larger one"),
         (["--picture", "padding.svg"], "must end in .png"),
         (["--max-rows", "0"], "at least 1"),
+        (["--max-rows", "0", "--pairs", "1:2"], "--max-rows is 0"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -72,3 +76,23 @@ def test_bad_input_is_one_line(
 ) -> None:
     code, out, err = run(capsys, *(argument.format(**files) for argument in arguments))
     assert (code, out) == (2, "") and message in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"real": "9"}, "whole numbers"),
+        ({"steps": 1.5}, "whole numbers"),
+        ({"mode": 5}, "are texts"),
+        ({"query_len": 0}, "cannot be"),
+        ({"steps": -1}, "cannot be"),
+        ({"real": 17}, "cannot be"),
+        ({"real": 0, "padded": 0}, "cannot be"),
+    ],
+)
+def test_routes_that_no_run_prints(
+    capsys: pytest.CaptureFixture[str], files: dict[str, str], wrong: dict[str, object], message: str
+) -> None:
+    Path(files["run"]).write_text(json.dumps({"routes": [ROUTE | wrong]}), encoding="utf-8")
+    code, out, err = run(capsys, "--run", files["run"], "--curve", files["curve"])
+    assert (code, out) == (2, "") and f"run: {files['run']} holds no routes" in err and message in err

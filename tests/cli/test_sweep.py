@@ -25,8 +25,9 @@ def test_a_sweep_goes_on_where_it_was_interrupted(capsys: pytest.CaptureFixture[
     assert (code, err) == (0, "") and len(json.loads(text)["cells"]) == 2
     lines = out.read_text().splitlines()
     out.write_text(lines[1] + "\n")  # as a sweep that was killed after its second cell leaves it
-    code, text, _ = run(capsys, *few, "--graphs", "full,disabled", "--attention", "reference,cuda")
+    code, text, err = run(capsys, *few, "--graphs", "full,disabled", "--attention", "reference,cuda")
     assert code == 0 and "failed cells" in text and "eager / this" in text
+    assert err.startswith(f"sweep: 4 of 8 cells failed; {out} has the reasons") and err.count("\n") == 1
     code, text, err = run(capsys, *few, "--graphs", "full,disabled", "--json")
     found = json.loads(text)
     assert (code, err) == (0, "") and len(found["cells"]) == 4 and len(found["curves"]) == 2
@@ -41,7 +42,7 @@ def test_compile_modes_and_graphs_cross(capsys: pytest.CaptureFixture[str], tmp_
     code, text, err = run(capsys, *few, "--compile", "off,aot_eager", "--graphs", "full,piecewise,breakable,disabled")
     cells = json.loads(text)["cells"]
     ran = {(row["cell"]["compile"], row["cell"]["graphs"]): row["failed"] or row["resolved"]["decode"] for row in cells}
-    assert (code, err) == (0, "")
+    assert code == 0 and "1 of 8 cells failed" in err
     assert "are of a compiled step" in ran.pop(("off", "piecewise"))
     assert ran == {
         ("off", "full"): "full", ("off", "breakable"): "breakable", ("off", "disabled"): "disabled",
@@ -50,15 +51,31 @@ def test_compile_modes_and_graphs_cross(capsys: pytest.CaptureFixture[str], tmp_
     }  # fmt: skip
 
 
+def test_a_sweep_without_a_single_figure_ends_with_1(
+    demo_model: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    out, picture = tmp_path / "sweep.jsonl", tmp_path / "sweep.png"
+    out.touch()  # as mktemp leaves it
+    few = ["--out", str(out), "--device", "cpu", "--steps", "2", "--graphs", "full", "--attention", "cuda"]
+    for more in ([], ["--picture", str(picture)]):  # measured, and read from the file
+        code, text, err = run(capsys, *few, "--json", *more)
+        assert code == 1 and all(cell["failed"] for cell in json.loads(text)["cells"])
+        assert err.startswith(f"sweep: all 2 cells failed; {out} has the reasons") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--compile", "on"], "compile 'on' is not one of off, inductor, aot_eager"),
+        (["--attention", "fast"], "attention 'fast' is not one of cuda, triton, reference"),
+        (["--operations", "fast"], "operations 'fast' is not one of unfused, fused, reference"),
         (["--graphs", "fast"], "graphs 'fast' is not one of full"),
         (["--rows", "1,x"], "no list of numbers"),
         (["--picture", "sweep.pdf"], "must end in .png"),
         (["--steps", "1"], "it takes 2 steps"),
         (["nothing-of-that-name"], "none of the shapes"),
+        (["/nowhere"], "none of the shapes"),
         (["llama-3-8b", "--context", "9000"], "lower --context"),
     ],
 )
@@ -76,4 +93,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_cell_is_measured(
     monkeypatch.setattr("stepgraph.measure.sweep.processes._Process", None)  # what would measure one
     (tmp_path / "file").touch()
     code, out, err = run(capsys, "--out", str(tmp_path / "file" / "sweep.jsonl"), "--device", "cpu")
-    assert (code, out) == (2, "") and str(tmp_path / "file") in err and len(err.splitlines()) == 1
+    assert (
+        (code, out) == (2, "")
+        and f"{tmp_path / 'file' / 'sweep.jsonl'} cannot be written: " in err
+        and len(err.splitlines()) == 1
+    )

@@ -24,7 +24,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_every_key_is_listed(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--model", checkpoint, "--device", "cpu") == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert err.startswith("verifying ") and "graphs against eager" in err
+    lines = out.splitlines()
     assert "FULL 128 tokens: 3 batches as in eager" in lines and "FULL 1 request: 3 batches as in eager" in lines
 
 

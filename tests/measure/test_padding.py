@@ -19,7 +19,7 @@ from stepgraph.measure.padding import (
     routes_table,
     to_prometheus,
 )
-from stepgraph.measure.padding_result import measure_padding, padding_result
+from stepgraph.measure.padding_result import EFFORT, measure_padding, padding_result
 from stepgraph.runtime import ConfigError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -106,9 +106,12 @@ def test_measured_predicted_and_curve_stand_together() -> None:
 def test_the_same_rows_run_padded_and_exact() -> None:
     model = tiny_model(DEVICE)
     found = measure_padding(model, "tiny", most=8, context=20, pairs=[(3, 4), (5, 8)])
+    of_curve, rounds, steps = EFFORT[DEVICE]
     assert found.curve.sizes == [1, 2, 3, 4, 5, 8]
-    assert [(pair.real, pair.padded, len(pair.samples)) for pair in found.pairs] == [(3, 4, 20), (5, 8, 20)]
+    assert [(pair.real, pair.padded, len(pair.samples)) for pair in found.pairs] == [(3, 4, rounds), (5, 8, rounds)]
+    assert {len(samples) for samples in found.curve.samples.values()} == {of_curve * steps}
     result = padding_result(found.curve, ROUTES, found)
+    assert any("2 rounds of the curve" in note for note in result.notes) is (DEVICE == "cpu")
     told = result.to_json()
     assert set(told["pairs"]) == {"3 → 4", "5 → 8"} and set(told["curve"]["samples"]) == {"1", "2", "3", "4", "5", "8"}
     assert ("3 → 4: predicted" in told["samples"]) is (DEVICE == "cuda")

@@ -27,10 +27,10 @@ from stepgraph.runtime.compiler.build import PieceCompiler
 
 
 def test_every_combination_once_and_those_of_one_model_together() -> None:
-    cells = make_cells(["full", "disabled"], ["a", "b"], ["x", "y"], [1, 2, 1])
+    cells = make_cells(["full", "disabled"], ["triton", "reference"], ["unfused", "fused"], [1, 2, 1])
     assert len(cells) == len(set(cells)) == 16
-    assert [cell.operations for cell in cells] == ["x"] * 8 + ["y"] * 8
-    assert str(cells[0]) == "full, a, x, rows 1"
+    assert [cell.operations for cell in cells] == ["unfused"] * 8 + ["fused"] * 8
+    assert str(cells[0]) == "full, triton, unfused, rows 1"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,8 @@ def test_work_that_cannot_be() -> None:
 
 
 def test_one_process_measures_all_until_it_dies() -> None:
-    cells = make_cells(["full"], ["one", "refuse", "two", "break", "three", "die", "exit", "four"])
+    names = ("one", "refuse", "two", "break", "three", "die", "exit", "four")
+    cells = [Cell("full", name, None, 1) for name in names]
     rows = list(run_in_processes(WORK, cells, measure, isolate=False))
     assert [key_of(found)[1] for found in rows] == cells
     one, refused, two, broke, three, died, ended, four = rows

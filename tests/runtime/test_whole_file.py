@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.whole_file import beside, require_writable, write_whole
 
 
@@ -69,5 +70,5 @@ def test_whether_a_file_could_be_written_is_asked_without_a_trace(tmp_path: Path
     path.write_text("old")
     require_writable(path)
     assert path.read_text() == "old"
-    with pytest.raises(OSError):
+    with pytest.raises(ConfigError, match="b.jsonl cannot be written: Not a directory"):
         require_writable(path / "b.jsonl")

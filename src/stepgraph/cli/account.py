@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepgraph.cli.options import Json, Operations, Where, one_line_errors
+from stepgraph.cli.options import Json, Operations, Where, not_empty, one_line_errors
 from stepgraph.cli.step_commands import Model
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class AccountOptions:
     tp: int = 1
     gpu: str = "h100"
     trace: Path | None = None
-    rows: int = 1
-    context: int = 512
+    rows: int | None = None
+    context: int | None = None
     device: str | None = None
     operations: str | None = None
     picture: Path | None = None
@@ -46,15 +46,18 @@ class AccountOptions:
 def account_command(
     model: Model = None,
     predict: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="No measurement: the host's budget for this model.")
+        str | None,
+        typer.Option(metavar="MODEL", help="No measurement: the host's budget for this model.", callback=not_empty),
     ] = None,
     tp: Annotated[int, typer.Option(help="With --predict: GPUs that share the weights.")] = 1,
     gpu: Annotated[Gpu, typer.Option(help="With --predict: the card.")] = Gpu.H100,
     trace: Annotated[
         Path | None, typer.Option(help="No measurement: account for the steps in this trace of torch's profiler.")
     ] = None,
-    rows: Annotated[int, typer.Option(help="Requests that decode.")] = 1,
-    context: Annotated[int, typer.Option(help="Tokens that each of them attends to.")] = 512,
+    rows: Annotated[int | None, typer.Option(help="Requests that decode, of a measurement. Default: 1.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens that each of them attends to, of a measurement. Default: 512.")
+    ] = None,
     device: Where = None,
     operations: Operations = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the waterfall into this PNG.")] = None,
@@ -91,11 +94,11 @@ def run_account(options: AccountOptions) -> None:
     given = [name for name in ("model", "predict", "trace") if getattr(options, name) is not None]
     if len(given) > 1:
         raise ConfigError(f"account: {' and '.join(given)} are given; give one of them")
-    if min(options.rows, options.context) < 1:
-        raise ConfigError(f"{options.rows} rows at a context of {options.context}: both start at 1")
     if options.picture is not None:
         require_picture(options.picture)
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if options.trace is not None or options.predict is not None or device == "cpu":
+        _require_no_measurement(options)
     if options.trace is not None:
         result = _from_trace(options.trace, options.picture)
     elif options.predict is not None or device == "cpu":
@@ -108,6 +111,21 @@ def run_account(options: AccountOptions) -> None:
         platform_for(device)  # refuses a device that is not there
         result = _measure(options, device)
     show(result, as_json=options.as_json)
+
+
+def _require_no_measurement(options: AccountOptions) -> None:
+    """Raises ConfigError: an option of a measurement, where there is none."""
+    from stepgraph.runtime.errors import ConfigError
+
+    given = [f"--{name}" for name in ("rows", "context", "operations") if getattr(options, name) is not None]
+    if not given:
+        return
+    why = (
+        "the steps of a trace have run already"
+        if options.trace is not None
+        else "the arithmetic is of one row and of reading the weights, which rows, context and kernels do not change"
+    )
+    raise ConfigError(f"account: {' and '.join(given)}: only a measurement on a GPU takes this; {why}; leave it out")
 
 
 def _predict(options: AccountOptions) -> Result:
@@ -140,10 +158,15 @@ def _measure(options: AccountOptions, device: str) -> Result:
     from stepgraph.measure.account_result import account_result, draw
     from stepgraph.measure.decode import load_model
     from stepgraph.measure.decode_account import account_decode
+    from stepgraph.runtime.errors import ConfigError
 
-    model = load_model(options.model, device=device, max_len=options.context + 1, operations=options.operations)
+    rows = 1 if options.rows is None else options.rows
+    context = 512 if options.context is None else options.context
+    if min(rows, context) < 1:
+        raise ConfigError(f"{rows} rows at a context of {context}: both start at 1")
+    model = load_model(options.model, device=device, max_len=context + 1, operations=options.operations)
     name = options.model or "the demo model"
-    done = account_decode(model, name, rows=options.rows, context=options.context)
+    done = account_decode(model, name, rows=rows, context=context)
     if options.picture is not None:
         draw(options.picture, done.found, done.floor, done.what)
     result = account_result(done.what, done.found, floor=done.floor, check=done.check)

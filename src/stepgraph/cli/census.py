@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def load_step(name: str) -> Callable[[], object]:
     """The step that `FILE.py:FUNCTION` or `MODULE:FUNCTION` makes: FUNCTION is called without arguments.
 
     Raises:
-        ConfigError: there is no such function, or what it makes is no function.
+        ConfigError: there is no such function, what it makes is no function, or one of them takes arguments.
     """
     from stepgraph.runtime.errors import ConfigError
 
@@ -72,10 +73,23 @@ def load_step(name: str) -> Callable[[], object]:
         make = getattr(module, function)
     except (ImportError, OSError, SyntaxError, ValueError, AttributeError) as error:
         raise ConfigError(f"step: {name} cannot be loaded: {error}") from None
-    step: Any = make() if callable(make) else None
-    if not callable(step):
-        raise ConfigError(f"step: {name} must be a function that returns the step, itself a function without arguments")
+    step: Any = make() if _takes_nothing(make) else None
+    if not _takes_nothing(step):
+        raise ConfigError(
+            f"step: {name} must be a function without arguments that returns the step, itself one without arguments"
+        )
     return step
+
+
+def _takes_nothing(function: Any) -> bool:
+    """Whether it can be called without arguments; true of what does not say."""
+    try:
+        signature(function).bind()
+    except TypeError:  # arguments, or no function at all
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 def draw(path: Path, table: Rows) -> None:

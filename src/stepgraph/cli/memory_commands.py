@@ -19,6 +19,7 @@ from stepgraph.cli.options import (
     ModelOption,
     Operations,
     Where,
+    not_empty,
     one_line_errors,
 )
 from stepgraph.cli.plan_ladder import plan_ladder_command
@@ -74,7 +75,9 @@ def plan_root() -> None:
 
 @plan_app.command("memory")
 def plan_memory_command(
-    model: Annotated[str, typer.Argument(help="A directory, a GGUF file, or a shape such as llama-3-8b.")],
+    model: Annotated[
+        str, typer.Argument(help="A directory, a GGUF file, or a shape such as llama-3-8b.", callback=not_empty)
+    ],
     profile: Annotated[Path | None, typer.Option(help="A device's profile. Default: that of the H200.")] = None,
     graphs: Annotated[Graphs, typer.Option(help="What is captured, as for run.")] = Graphs.FULL,
     compile: Compile = Compiler.OFF,

@@ -76,6 +76,8 @@ def print_plan(report: Mapping[str, Any]) -> None:
     table.add_row("left for the KV cache", f"{left}: {report['kv_blocks']} blocks, {report['kv_tokens']} tokens")
     console = Console()
     console.print(table)
+    graphs = ", ".join(f"{number} {family}" for family, number in report["graphs"].items())
+    console.print(f"graphs in the prediction: {graphs or 'none'}")
     for note in report["notes"]:
         console.print(note)
 

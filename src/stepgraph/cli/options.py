@@ -43,10 +43,20 @@ class DType(StrEnum):
     FLOAT16 = "float16"
 
 
+def not_empty(name: str | None) -> str | None:
+    """A callback of options that name something: "" would be the current folder, or the default."""
+    if name == "":
+        raise typer.BadParameter("the name is empty; give one, or leave it out")
+    return name
+
+
 # What several commands have, as they say it in --help.
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model."),
+    typer.Option(
+        help="A Hugging Face directory, a GGUF file, or a hub id (org/name). Default: the demo model.",
+        callback=not_empty,
+    ),
 ]
 Where = Annotated[Device | None, typer.Option(help="Where to run. Default: cuda where it works, else cpu.")]
 Compile = Annotated[Compiler, typer.Option(help="Compile the step between its breaks, with inductor: slow to start.")]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from stepgraph.measure.padding import Route
     from stepgraph.measure.padding_result import Measured
 
+CONTEXT = 512
+"""Tokens a row, where the user names no number."""
 MOST_ROWS = {"cuda": 512, "cpu": 16}
 """Of the curve, where the user names no number: a CPU takes its time for larger steps."""
 NOTHING_MEASURED = "Nothing was measured now: the times are those of the curve in {}."
@@ -26,7 +28,7 @@ class PaddingOptions:
     curve: Path | None = None
     pairs: str | None = None
     max_rows: int | None = None
-    context: int = 512
+    context: int | None = None
     device: str | None = None
     attention: str | None = None
     operations: str | None = None
@@ -50,8 +52,19 @@ def run_padding(options: PaddingOptions) -> None:
         raise ConfigError("padding: --prometheus prints the steps of a run; give one with --run")
     if options.prometheus and options.as_json:
         raise ConfigError("padding: --prometheus and --json are two forms; give one of them")
-    if options.curve is not None and (options.model is not None or options.pairs is not None):
-        raise ConfigError("padding: with --curve nothing is measured; leave out the model and --pairs, or the curve")
+    of_measuring = {
+        "the model": options.model,
+        "--pairs": options.pairs,
+        "--max-rows": options.max_rows,
+        "--context": options.context,
+        "--attention": options.attention,
+        "--operations": options.operations,
+    }
+    given = [name for name, value in of_measuring.items() if value is not None]
+    if options.curve is not None and given:
+        raise ConfigError(f"padding: with --curve nothing is measured; leave out {', '.join(given)}, or the curve")
+    if options.max_rows is not None and options.max_rows < 1:
+        raise ConfigError(f"padding: --max-rows is {options.max_rows}; the largest size of the curve is at least 1")
     routes = [] if options.run is None else load_routes(options.run)
     if options.curve is not None:
         curve = load_curve(options.curve)
@@ -109,7 +122,8 @@ def _measure(options: PaddingOptions) -> tuple[Measured, list[str]]:
     pairs = [pair for pair in CHAPTER if pair[1] <= most] if options.pairs is None else parse_pairs(options.pairs)
     left_out = [f"{real} → {padded}" for real, padded in CHAPTER if options.pairs is None and padded > most]
     notes = [f"Left out: {', '.join(left_out)}; the largest batch is {most} rows (--max-rows)."] if left_out else []
-    model = load_model(options.model, device=device, max_len=options.context + 1, operations=options.operations)
+    context = CONTEXT if options.context is None else options.context
+    model = load_model(options.model, device=device, max_len=context + 1, operations=options.operations)
     name = options.model or "the demo model"
-    found = measure_padding(model, name, most=most, context=options.context, pairs=pairs, attention=options.attention)
+    found = measure_padding(model, name, most=most, context=context, pairs=pairs, attention=options.attention)
     return found, notes

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepgraph.engine.config import ModelConfig
     from stepgraph.engine.graphs import Graphs
+    from stepgraph.engine.lora import LoraConfig
+    from stepgraph.runtime import GraphConfig
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def plan(options: PlanOptions) -> None:
         "model": options.model,
         "measured_with": dict(profile.measured_with),
         **found.as_dict(),
-        "notes": _notes(options),
+        "notes": _notes(graphs, lora) if found.graphs else [],
     }
     if options.as_json:
         print(json.dumps(report, indent=2, ensure_ascii=False))
@@ -86,20 +88,30 @@ def plan(options: PlanOptions) -> None:
         print_plan(report)
     if found.kv_blocks < 2:
         short = found.taken + 2 * found.block_bytes - found.budget
+        more = short / profile.total_bytes
+        raising = f"raise the memory fraction by {more:.3f}, or " if options.memory_fraction + more <= 1 else ""
         raise ConfigError(
-            f"memory: {in_units(short)} too little for a KV cache of two blocks; raise the memory fraction by "
-            f"{short / profile.total_bytes:.3f}, or lower max_num_seqs, chunk_tokens or the ladder's largest size"
+            f"memory: {in_units(short)} too little for a KV cache of two blocks; {raising}lower max_num_seqs, "
+            f"chunk_tokens or the ladder's largest size"
         )
 
 
-def _notes(options: PlanOptions) -> list[str]:
-    """What a profile does not know."""
-    unlike = [
-        what for what, asked in (("compiled", options.compile != "off"), ("with adapters", options.adapter)) if asked
+def _notes(graphs: GraphConfig, lora: LoraConfig | None) -> list[str]:
+    """What is not in the prediction of the graphs, since the profile is of whole ones of a step as it is."""
+    from stepgraph.runtime.config import Compile
+    from stepgraph.runtime.keys import SEGMENTED
+
+    segments = any(phase.backend in SEGMENTED for phase in (graphs.prefill, graphs.decode))
+    missing = [
+        "what compiling changes; the graphs' rows are those of the same ones, not compiled"
+        if graphs.compile is not Compile.OFF
+        else "",
+        "what recording in segments changes; the graphs' rows are those of whole ones, each segment an executable"
+        if segments
+        else "",
+        "what adapters hold in the pool during a step; their launches are in it" if lora else "",
     ]
-    if not unlike:
-        return []
-    return [f"The profile is of graphs that are not {' or '.join(unlike)}: those that are may take more or less."]
+    return [f"Not in the prediction: {what}." for what in missing if what]
 
 
 def model_config(model: str) -> ModelConfig:

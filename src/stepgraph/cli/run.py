@@ -89,10 +89,15 @@ def run(options: RunOptions) -> int:
         StepgraphError: an option, a prompt or the model cannot work.
     """
     from stepgraph.cli.ranks import joined, launch, must_launch
+    from stepgraph.runtime.errors import ConfigError
 
+    if options.tables is not None and not options.tables.is_dir():
+        raise ConfigError(f"tables: {options.tables} is no folder; `stepgraph tune allreduce --out` makes one")
     if options.tp is not None and must_launch(options.tp):
         return launch(options.tp)
     with joined(options.tp, options.device) as group:
+        if group is None and options.tables is not None:
+            raise ConfigError("tables: they are of all-reduces among several ranks; give --tp too, or leave them out")
         _run(options, None if group is None else _parallel(group, options))
     return 0
 

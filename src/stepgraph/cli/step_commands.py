@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import Attention, Graphs, Json, Operations, Where, one_line_errors
+from stepgraph.cli.options import Attention, Graphs, Json, Operations, Where, not_empty, one_line_errors
 
 
 class SamplerName(StrEnum):
@@ -18,7 +18,10 @@ class SamplerName(StrEnum):
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="A shape such as llama-3-8b, a directory, a GGUF file, or a hub id. Default: the demo model."),
+    typer.Argument(
+        help="A shape such as llama-3-8b, a directory, a GGUF file, or a hub id. Default: the demo model.",
+        callback=not_empty,
+    ),
 ]
 
 
@@ -107,7 +110,7 @@ def padding_command(
         str | None, typer.Option(help="Sizes that are padded and exact in turns. Default: 9:16,300:304.")
     ] = None,
     max_rows: Annotated[int | None, typer.Option(help="Largest size of the curve. Default: 512, on a CPU 16.")] = None,
-    context: Annotated[int, typer.Option(help="Tokens that each row attends to.")] = 512,
+    context: Annotated[int | None, typer.Option(help="Tokens that each row attends to. Default: 512.")] = None,
     device: Where = None,
     attention: Attention = None,
     operations: Operations = None,

@@ -63,7 +63,7 @@ def sweep_command(
 ) -> None:
     """Measure a decode step in every combination of the lists, each in a process that may fail. Can be resumed."""
     with one_line_errors():
-        run_sweep(
+        any_done = run_sweep(
             SweepOptions(
                 out=out,
                 model=model,
@@ -81,10 +81,12 @@ def sweep_command(
                 as_json=as_json,
             )
         )
+    if not any_done:
+        raise typer.Exit(1)
 
 
-def run_sweep(options: SweepOptions) -> None:
-    """Measure what the file lacks, and print all that was asked for.
+def run_sweep(options: SweepOptions) -> bool:
+    """Measure what the file lacks, and print all that was asked for. Returns whether any cell has figures.
 
     Raises:
         StepgraphError: an option, the model or the file cannot work. What a cell cannot do is a row of it.
@@ -119,6 +121,15 @@ def run_sweep(options: SweepOptions) -> None:
     if options.picture is not None:
         draw(options.picture, found)
     show(sweep_result(found), as_json=options.as_json)
+    failed = sum(row["failed"] is not None for row in found)
+    if failed:
+        which = "all" if failed == len(found) else f"{failed} of"
+        typer.echo(
+            f"sweep: {which} {len(found)} cells failed; {options.out} has the reasons, and a cell whose line is taken "
+            f"out is measured again",
+            err=True,
+        )
+    return failed < len(found)
 
 
 def _measure(options: SweepOptions, work: Work, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
@@ -141,10 +152,11 @@ def _require_model(work: Work) -> None:
     """Raises StepgraphError where no cell could load the model; a hub id shows that only when it is fetched."""
     from stepgraph.cli.plan import model_config
     from stepgraph.engine.demo import demo_model_path
+    from stepgraph.engine.hub import is_hub_id
     from stepgraph.runtime.errors import ConfigError
 
     name = str(demo_model_path()) if work.model is None else work.model
-    if not Path(name).exists() and name.count("/") == 1:
+    if not Path(name).exists() and is_hub_id(name):
         return
     most = model_config(name).max_position_embeddings
     if work.context + 1 > most:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepgraph.cli.options import Json, one_line_errors
+from stepgraph.cli.options import Json, not_empty, one_line_errors
 
 if TYPE_CHECKING:
     from stepgraph.engine.config import ModelConfig
 
 
 def tiles_command(
-    model: Annotated[str, typer.Argument(help="A shape such as llama-3-8b, or a Hugging Face directory.")],
+    model: Annotated[
+        str, typer.Argument(help="A shape such as llama-3-8b, or a Hugging Face directory.", callback=not_empty)
+    ],
     rows: Annotated[str, typer.Option(help="Numbers of rows to measure, of 1, 2, 4, 8, 16, 32 and 64.")] = "1,2,4,8,16",
     seconds: Annotated[float, typer.Option(help="Begin nothing after so many; the likeliest tiles come first.")] = 90,
     out: Annotated[

@@ -91,6 +91,7 @@ def verify(options: VerifyOptions) -> bool:
     from stepgraph.engine import LLM
     from stepgraph.engine.demo import demo_model_path
     from stepgraph.runtime.errors import ConfigError
+    from stepgraph.runtime.naming import count
     from stepgraph.runtime.verify.compare import Tolerance
 
     Tolerance(options.rtol, options.atol)  # before the model, which takes a while
@@ -112,6 +113,9 @@ def verify(options: VerifyOptions) -> bool:
         raise ConfigError(
             f"verify: --graphs {options.graphs} captures nothing here; choose full, breakable or another mode"
         )
+    if not options.as_json:
+        number = count(len(llm.capture_report.graphs), "graph")
+        typer.echo(f"verifying {number} against eager; on a CPU this takes minutes", err=True)
     report = llm.verify(rtol=options.rtol, atol=options.atol)
     write(f"{json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if options.as_json else report}\n")
     return report.ok

@@ -10,12 +10,12 @@ from stepgraph.engine.errors import ModelError
 _LARGEST_NUMBER = 1e30  # leaves out infinity and integers that no float holds
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`. Raises ModelError when it is missing, not JSON, or not an object."""
+def read_json(path: Path, where: str = "a model directory") -> dict[str, Any]:
+    """The JSON object in `path`, which `where` needs. Raises ModelError when it is missing, not JSON, or no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"{path} is missing; a model directory needs it") from None
+        raise ModelError(f"{path} is missing; {where} needs it") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {one_line(error)}") from None
     if not isinstance(value, dict):

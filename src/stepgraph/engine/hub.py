@@ -20,6 +20,11 @@ _PATTERNS = (
 )
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether a name that is no path here can be one of the hub's."""
+    return _HUB_ID.fullmatch(name) is not None and _FILE.fullmatch(name) is None
+
+
 def local_path(model: str | Path) -> Path:
     """Where the files of `model` lie: a path, or an id of the hub ("org/name"), which is fetched if it has to be.
 
@@ -29,7 +34,7 @@ def local_path(model: str | Path) -> Path:
     path = Path(model)
     if path.exists():
         return path
-    if isinstance(model, Path) or not _HUB_ID.fullmatch(model) or _FILE.fullmatch(model):
+    if isinstance(model, Path) or not is_hub_id(model):
         raise ModelError(f"{path} does not exist; give a model directory, a .gguf file, or a hub id such as org/name")
     from huggingface_hub import snapshot_download  # takes a third of a second, and few starts need it
 

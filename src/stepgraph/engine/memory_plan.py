@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +18,23 @@ from stepgraph.engine.memory_rows import model_features, planned_rows, step_feat
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.ops.attention import AttentionShape
 from stepgraph.ops.attention.select import planned_workspace
+from stepgraph.ops.lora import LAYER_LAUNCHES
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.keys import capture_keys
 from stepgraph.runtime.memory.estimate import LEAST_MARGINAL, Features
-from stepgraph.runtime.memory.ledger import Row
+from stepgraph.runtime.memory.ledger import Row, family
 from stepgraph.runtime.memory.profile import DeviceProfile
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """rows: what is taken before the KV cache. budget: bytes that all may take. block_bytes: of a KV block."""
+    """rows: what is taken before the KV cache. graphs: how many of each family are in it.
+    budget: bytes that all may take. block_bytes: of a KV block."""
 
     device: str
     rows: tuple[Row, ...]
+    graphs: Mapping[str, int]
     budget: int
     block_bytes: int
 
@@ -47,6 +51,7 @@ class MemoryPlan:
         return {
             "device": self.device,
             "rows": [{"name": row.name, "bytes": row.nbytes} for row in self.rows],
+            "graphs": dict(self.graphs),
             "taken_bytes": self.taken,
             "budget_bytes": self.budget,
             "block_bytes": self.block_bytes,
@@ -62,13 +67,16 @@ def predict_graphs(
     max_requests: int,
     profile: DeviceProfile | None,
 ) -> tuple[int, int]:
-    """Bytes of the pool and of the driver that the graphs of these keys will take.
+    """Bytes of the pool and of the driver that the graphs of these keys will take. Of adapters the launches count,
+    but nothing for what these hold in the pool meanwhile.
 
     keys: in the order of their capture, the largest of each kind first. max_requests: rows of the buffers.
     profile: of the device; without one, by rule: the largest step, and 1 MiB a graph.
     """
     kinds: dict[str, list[BatchDescriptor]] = {}
+    with_adapters = 0
     for key in keys:
+        with_adapters += key.num_loras > 0
         kinds.setdefault("prefill" if key.is_relaxed else "decode", []).append(key)
     largest = {}
     for kind, members in kinds.items():
@@ -79,7 +87,8 @@ def predict_graphs(
     if profile is None:
         pool = max((_of_a_step(features) for features in largest.values()), default=0)
         return pool, LEAST_MARGINAL * sum(graphs.values())
-    return profile.pool_bytes(largest, graphs), profile.driver_bytes(model_features(config), graphs)
+    launches = with_adapters * config.num_layers * LAYER_LAUNCHES
+    return profile.pool_bytes(largest, graphs), profile.driver_bytes(model_features(config), graphs, launches)
 
 
 def predict_eager(
@@ -109,7 +118,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """The plan of an engine with these settings, as `LLM` takes them. memory_fraction: of the device's memory.
 
-    graphs: with the cases of `lora`; what a profile predicts of graphs with adapters is what those without take.
+    graphs: with the cases of `lora`, each of which has graphs of its own. What compiling or recording in segments
+        changes is not in it: a profile is of whole graphs.
     """
     requests = largest_batch(graphs, max_num_seqs)
     tokens = max(requests, most_tokens(chunk_tokens, max_num_seqs))
@@ -138,4 +148,4 @@ def plan_memory(
         Row("margin", MARGIN),
     ]
     budget = int(profile.total_bytes * memory_fraction)
-    return MemoryPlan(profile.device, tuple(rows), budget, block_bytes(config, dtype))
+    return MemoryPlan(profile.device, tuple(rows), Counter(map(family, keys)), budget, block_bytes(config, dtype))

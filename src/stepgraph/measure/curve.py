@@ -24,8 +24,8 @@ if TYPE_CHECKING:  # who reads a curve needs no engine
     from stepgraph.measure.decode import DecodeRows
     from stepgraph.runtime.runner import GraphRunner
 
-ROUNDS, STEPS_A_ROUND = 6, 5
-"""Rounds go through the sizes upwards and downwards in turn, so that a drift of the machine meets all alike."""
+STEPS = 5
+"""Of a size in one round."""
 
 ON_THE_DEVICE = "device time, from an event before the step to one behind it"
 ON_THE_HOST = "host time: without a GPU the host computes the step, and the tape stands for a graph"
@@ -107,13 +107,19 @@ def step_ms(decode: DecodeRows, count: int, runner: GraphRunner | None = None) -
 
 
 @torch.inference_mode()
-def measure_curve(decode: DecodeRows, sizes: Sequence[int], what: str, *, rounds: int = ROUNDS) -> LatencyCurve:
-    """sizes: in rows; each should have a graph of its own. what: names the step."""
+def measure_curve(
+    decode: DecodeRows, sizes: Sequence[int], what: str, *, rounds: int, steps: int = STEPS
+) -> LatencyCurve:
+    """sizes: in rows; each should have a graph of its own. what: names the step.
+
+    Rounds, of so many steps a size, go through the sizes upwards and downwards in turn, so that a drift of the machine
+    meets all alike.
+    """
     samples: dict[int, list[float]] = {size: [] for size in sorted(sizes)}
     for turn in range(rounds):
         for size in list(samples) if turn % 2 == 0 else list(samples)[::-1]:
             decode.stage(size)
-            samples[size] += step_ms(decode, STEPS_A_ROUND)
+            samples[size] += step_ms(decode, steps)
     return LatencyCurve(samples, what)
 
 

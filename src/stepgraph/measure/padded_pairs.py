@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from stepgraph.engine.config import ModelConfig
-from stepgraph.measure.curve import LatencyCurve, step_ms
+from stepgraph.measure.curve import STEPS, LatencyCurve, step_ms
 from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.padding import PEAK_FLOPS, predicted_flops
 from stepgraph.measure.result import Figure, Rows
@@ -20,7 +20,6 @@ from stepgraph.runtime.ladder import Ladder
 
 CHAPTER = ((9, 16), (300, 304))
 """The two that are asked for: the worst relative waste of vLLM's ladder, and a small one of a large batch."""
-ROUNDS, STEPS_A_ROUND = 20, 5
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,9 @@ def parse_pairs(text: str) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def measure_pairs(decode: DecodeRows, pairs: Sequence[tuple[int, int]], *, rounds: int = ROUNDS) -> list[PaddedPair]:
+def measure_pairs(
+    decode: DecodeRows, pairs: Sequence[tuple[int, int]], *, rounds: int, steps: int = STEPS
+) -> list[PaddedPair]:
     """decode: its own graphs hold every real size. Further graphs of the padded sizes are captured beside them."""
     ladder = Ladder.explicit({padded for _, padded in pairs})
     wide = decode.another(GraphConfig.preset("FULL_DECODE_ONLY", ladder=ladder))
@@ -67,8 +68,8 @@ def measure_pairs(decode: DecodeRows, pairs: Sequence[tuple[int, int]], *, round
         decode.stage(real)
         taken = in_turns(
             rounds,
-            lambda: statistics.median(step_ms(decode, STEPS_A_ROUND, wide)),
-            lambda: statistics.median(step_ms(decode, STEPS_A_ROUND)),
+            lambda: statistics.median(step_ms(decode, steps, wide)),
+            lambda: statistics.median(step_ms(decode, steps)),
         )
         found.append(PaddedPair(real, padded, taken))
     wide.release()

@@ -34,6 +34,17 @@ class Route:
     reason: str
     steps: int
 
+    def __post_init__(self) -> None:
+        """Raises ValueError: nothing that steps could have been."""
+        numbers = (self.query_len, self.real, self.padded, self.steps)
+        if any(type(number) is not int for number in numbers):
+            raise ValueError("query_len, real, padded and steps are whole numbers")
+        if any(not isinstance(text, str) for text in (self.kind, self.mode, self.reason)):
+            raise ValueError("kind, mode and reason are texts")
+        least = 0 if self.kind == "mixed" else 1
+        if not (self.query_len >= least and 1 <= self.real <= self.padded and self.steps >= 1):
+            raise ValueError(f"{self.steps} steps of {self.real} tokens padded to {self.padded} cannot be")
+
     @property
     def key(self) -> str:
         """Of the graph that ran them; "" for eager steps."""

@@ -19,6 +19,10 @@ from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import Ladder
 
+EFFORT = {"cuda": (6, 20, 5), "cpu": (2, 4, 3)}
+"""Rounds of the curve, rounds of a pair, and steps of each: fewer where the host has to compute every step."""
+LESS = "Without a GPU: {} rounds of the curve and {} of a pair, of {} steps each; on a GPU {} and {}, of {}."
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -51,10 +55,13 @@ def measure_padding(
     graphs = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit(sizes))
     decode = DecodeRows(model, graphs, rows=most, context=context, attention=attention)
     decode.core.capture()
+    of_curve, of_pairs, steps = EFFORT[model.device.type]
     clock = ON_THE_HOST if model.device.type == "cpu" else ON_THE_DEVICE
     made_of = f"{model.operations.name} operations, {decode.core.attention.name} attention"
-    curve = measure_curve(decode, sizes, f"{name} ({made_of}), {context} tokens of context a row; {clock}")
-    return Measured(curve, measure_pairs(decode, pairs) if pairs else [], model.config, model.device.type == "cuda")
+    what = f"{name} ({made_of}), {context} tokens of context a row; {clock}"
+    curve = measure_curve(decode, sizes, what, rounds=of_curve, steps=steps)
+    measured = measure_pairs(decode, pairs, rounds=of_pairs, steps=steps) if pairs else []
+    return Measured(curve, measured, model.config, model.device.type == "cuda")
 
 
 def padding_result(
@@ -68,11 +75,12 @@ def padding_result(
         figures += pair_figures(measured.pairs, curve, measured.config if measured.on_device else None)
         tables.append(pairs_table(measured.pairs))
         more["pairs"] = {pair.name: [list(sample) for sample in pair.samples] for pair in measured.pairs}
+    less = [] if measured is None or measured.on_device else [LESS.format(*EFFORT["cpu"], *EFFORT["cuda"])]
     return Result(
         name="padding",
         definition=f"What padded rows cost: {curve.what}.",
         figures=figures,
         tables=[*tables, curve_table(curve)],
-        notes=notes,
+        notes=[*less, *notes],
         more=more,
     )

@@ -128,6 +128,8 @@ class OperationSet(Protocol):
 
 
 _DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+OPERATION_SETS = tuple(_DEVICE_TYPES)
+"""All names that there are."""
 _TRITON = ("unfused", "fused")  # the sets whose kernels are written in it
 
 

@@ -147,15 +147,15 @@ class Ladder:
     def parse(cls, text: str, max_size: int) -> Ladder:
         """A ladder from the command line: `vllm`, `sglang`, or sizes such as `1,2,4,8`.
 
-        `max_size` bounds the two rules; explicit sizes stand as given.
+        `max_size` bounds the two rules, as `LARGEST` does; explicit sizes stand as given.
 
         Raises:
             ConfigError: neither a known rule nor whole numbers separated by commas.
         """
         if text == "vllm":
-            return cls.vllm(max_size)
+            return cls.vllm(min(max_size, LARGEST))
         if text == "sglang":
-            return cls.sglang(max_size)
+            return cls.sglang(min(max_size, LARGEST))
         try:
             sizes = [int(part) for part in text.split(",")]
         except ValueError:

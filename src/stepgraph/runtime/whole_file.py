@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 
+from stepgraph.runtime.errors import ConfigError
+
 
 @contextmanager
 def beside(path: Path, mode: int = 0o666) -> Iterator[Path]:
@@ -36,9 +38,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Make the folders above, and raise OSError where `write_whole` could not write. The file itself stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _create(path).unlink()
+    """Make the folders above, and raise ConfigError where `write_whole` could not write. The file stays as it is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _create(path).unlink()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _create(path: Path, mode: int = 0o666) -> Path:

@@ -63,7 +63,7 @@ class Adapter:
 def read_adapter_config(directory: Path) -> AdapterConfig:
     """Raises ModelError where it is missing, damaged, or asks for what is not implemented."""
     path = directory / _CONFIG
-    fields = read_json(path)
+    fields = read_json(path, "the directory of an adapter")
     if fields.get("peft_type") != "LORA":
         raise ModelError(f"{path}: peft_type is {fields.get('peft_type')!r:.60}; only LORA is applied")
     for name in _REFUSED:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from stepgraph.engine.graphs import Graphs
+from stepgraph.ops.attention.select import BACKENDS
+from stepgraph.ops.operations import OPERATION_SETS
 from stepgraph.runtime.config import Compile
 from stepgraph.runtime.errors import ConfigError
 from stepgraph.runtime.ladder import LARGEST
@@ -72,16 +74,21 @@ def make_cells(
     those with the same operations, with which a model is loaded.
 
     Raises:
-        ConfigError: nothing to choose from, graphs or a compiler that the engine does not have, or a number of rows out
-            of range.
+        ConfigError: nothing to choose from, a name that the engine does not know, or a number of rows out of range.
     """
     lists = {"graphs": graphs, "attention": attention, "operations": operations, "rows": rows, "compile": compile}
     for name, choices in lists.items():
         if not choices:
             raise ConfigError(f"sweep: --{name} is empty; name at least one")
-    for name, asked, known in (("graphs", graphs, get_args(Graphs)), ("compile", compile, tuple(Compile))):
+    names = {
+        "graphs": (graphs, get_args(Graphs)),
+        "compile": (compile, tuple(Compile)),
+        "attention": (attention, BACKENDS),
+        "operations": (operations, OPERATION_SETS),
+    }
+    for name, (asked, known) in names.items():
         for choice in asked:
-            if choice not in known:
+            if choice is not None and choice not in known:
                 raise ConfigError(f"sweep: {name} {choice!r} is not one of {', '.join(known)}")
     for count in rows:
         if not 1 <= count <= LARGEST:

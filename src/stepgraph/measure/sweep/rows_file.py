@@ -52,11 +52,11 @@ def _alone(folder: Path) -> Iterator[None]:
 def read_rows(path: Path) -> dict[Key, dict[str, Any]]:
     """Raises ConfigError: a line is no row of a sweep, or the file cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"sweep: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    rows = {}
-    for number, line in enumerate(lines, start=1):
+    rows: dict[Key, dict[str, Any]] = {}
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
         try:
             row = json.loads(line)
             rows[key_of(row)] = row

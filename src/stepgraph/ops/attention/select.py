@@ -14,6 +14,9 @@ from stepgraph.runtime.errors import ConfigError
 # The preferred one first.
 _DEVICE_TYPES = {"cuda": ("cuda",), "triton": ("cuda",), "reference": ReferenceAttention.device_types}
 
+BACKENDS = tuple(_DEVICE_TYPES)
+"""All names that there are."""
+
 
 def available_backends(device: torch.device | str) -> tuple[str, ...]:
     """Names of the backends that work on a device with what is installed, the preferred one first."""

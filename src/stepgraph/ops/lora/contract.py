@@ -43,6 +43,10 @@ class LayerLora:
     down: LoraPair
 
 
+LAYER_LAUNCHES = 8
+"""What the kernels of adapters launch in a layer on a GPU, whatever the number of adapters: two a projection."""
+
+
 @dataclass(frozen=True)
 class LoraRows:
     """Which adapter each row of a step has.

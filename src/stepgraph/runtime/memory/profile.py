@@ -52,9 +52,9 @@ class DeviceProfile:
         further = sum(self.pool[k]({**largest[k], "graphs": graphs[k] - 1}) - alone[k] for k in largest)
         return round(max(alone.values(), default=0) + further)
 
-    def driver_bytes(self, model: Features, graphs: Mapping[str, int]) -> int:
-        """Of all executables. graphs: by kind, how many."""
-        nodes = sum(self.nodes[kind](model) * number for kind, number in graphs.items())
+    def driver_bytes(self, model: Features, graphs: Mapping[str, int], more_nodes: int = 0) -> int:
+        """Of all executables. graphs: by kind, how many. more_nodes: of all together, beside those of the model."""
+        nodes = more_nodes + sum(self.nodes[kind](model) * number for kind, number in graphs.items())
         return round(self.driver({"one": 1, "graphs": sum(graphs.values()), "nodes": nodes})) if graphs else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,6 +86,8 @@ def load_profile(path: Path | None = None) -> DeviceProfile:
     source = files("stepgraph.runtime.memory").joinpath("profiles/nvidia_h200.json") if path is None else path
     try:
         fields = json.loads(source.read_text(encoding="utf-8"))
+        if not isinstance(fields, dict):
+            raise ValueError("it holds no JSON object")
         if fields["measured_with"] is None:
             raise ConfigError(
                 f"profile: that of {fields['device']} holds no measurements yet; run benchmarks/h200_memory.py on one, "
