@@ -65,7 +65,7 @@ def test_a_cell_that_always_kills_its_worker_is_a_row(cluster: str, tmp_path: Pa
         (tmp_path / str(os.getpid())).touch()
         return measure(work, cell)
 
-    cells = make_cells(["full"], ["die", "refuse", "live"])
+    cells = [Cell("full", name, None, 1) for name in ("die", "refuse", "live")]
     rows = {row["cell"]["attention"]: row for row in run_on_ray(WORK, cells, deadly, address=cluster)}
     assert "worker died" in rows["die"]["failed"].lower() and "\n" not in rows["die"]["failed"]
     assert rows["refuse"]["failed"] == "refused" and rows["live"]["failed"] is None
