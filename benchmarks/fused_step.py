@@ -13,15 +13,15 @@ from common import device_ms
 from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.random_model import SHAPES
 from stepgraph.measure.decode import DecodeRows
+from stepgraph.measure.graph import CallGraph
 from stepgraph.measure.projections import Projections
 from stepgraph.measure.tune import tile_name
 from stepgraph.ops.attention import get_backend
 from stepgraph.ops.fused.operation_set import FusedOperations
-from stepgraph.ops.fused.tiling import OPERATIONS, Choice, OneTile, Tile, Tiles, by_triton, load_tiles
+from stepgraph.ops.fused.tiling import OPERATIONS, ROWS, Choice, OneTile, Tile, Tiles, by_triton, load_tiles
 from stepgraph.ops.reference_set import ReferenceOperations
 from stepgraph.runtime import BatchDescriptor
 
-FEW = [1, 2, 4, 8, 16, 32, 64]
 SAME = [  # tiles that all projections of a step may have
     Tile(16, 64, 8, 6, "cuda"),
     Tile(16, 64, 8, 3, "cuda"),
@@ -70,15 +70,7 @@ def _float32(parts: Any) -> Any:
 
 def graphed(call: Callable[[], object]) -> float:
     """ms of a graph of it."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    return statistics.median(device_ms(graph.replay, 20))
+    return statistics.median(device_ms(CallGraph(call).replay, 20))
 
 
 def where_time_goes(decode: DecodeRows) -> list[list[Any]]:
@@ -103,7 +95,7 @@ def by_operation(shape: str, limit: float) -> Iterator[list[Any]]:
     tiles = load_tiles(torch.cuda.get_device_name())
     projections = Projections(SHAPES[shape], torch.device("cuda"), torch.bfloat16)
     for operation in OPERATIONS:
-        for rows in FEW:
+        for rows in ROWS:
             tile = tiles.choose(operation, *projections.size(operation), rows).tile
             took = []
             for one in (tile, None):

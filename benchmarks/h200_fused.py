@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
-from fused_step import FEW, by_operation, float32_logits, where_time_goes
+from fused_step import by_operation, float32_logits, where_time_goes
 
 from stepgraph import SamplingParams
 from stepgraph.engine.model import DecoderModel
@@ -33,7 +33,7 @@ from stepgraph.measure.decode import GREEDY, DecodeRows, load_model
 from stepgraph.measure.stream import read_limit
 from stepgraph.measure.tune import tune
 from stepgraph.measure.work import decode_work
-from stepgraph.ops.fused.tiling import load_tiles, package_file
+from stepgraph.ops.fused.tiling import ROWS, load_tiles, package_file
 from stepgraph.runtime import GraphConfig, Ladder
 from stepgraph.runtime.whole_file import write_whole
 
@@ -177,7 +177,7 @@ def operations(limit: dict[str, float]) -> list[str]:
 def tune_both(limit: dict[str, float]) -> list[str]:
     device = torch.cuda.get_device_name()
     for shape, seconds in ((BIG, 60), (SMALL, 40)):
-        choices, result = tune(shape, SHAPES[shape], FEW, seconds)
+        choices, result = tune(shape, SHAPES[shape], ROWS, seconds)
         print(*result.notes, sep="\n", flush=True)
         tiles = load_tiles(device).updated(choices)
         write_whole(package_file(device), json.dumps(tiles.to_json(device), indent=1) + "\n")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from common import commit, device_ms, machine, quantiles, versions, write_result
 
+from stepgraph.measure.graph import CallGraph
 from stepgraph.ops.sampling import get_sampler
 
 VOCAB, ROWS, CALLS, REPLAYS, BAR_US = 128_256, (1, 16, 64), 20, 30, 12.0
@@ -54,15 +55,11 @@ class Sampling:
         def call() -> None:
             sample(self.logits, seed=seed, position=position, out=out, seen=seen, **self.asks)
 
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        def calls() -> None:
             for _ in range(CALLS):
                 call()
+
+        self._graph = CallGraph(calls, warm=call)
 
     def microseconds(self, ask: dict[str, float]) -> list[float]:
         """Of one call, as the device sees it, with the logits in its caches as the LM head leaves them."""

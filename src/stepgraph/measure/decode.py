@@ -138,10 +138,8 @@ class DecodeRows:
         def attend_to_all(q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
             attention.decode(q, kv, tables, lengths, out)
 
-        hidden = model.forward(
-            views["tokens"], views["positions"], tables, self.core.kv_cache, attend or attend_to_all
-        )  # fmt: skip
-        return model.logits(hidden)
+        tokens, positions, attend = views["tokens"], views["positions"], attend or attend_to_all
+        return model.logits(model.forward(tokens, positions, tables, self.core.kv_cache, attend))
 
     def step(self, runner: GraphRunner | None = None) -> None:
         """One step of the rows that are staged; by default through the core's own graphs."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from stepgraph.engine.config import ModelConfig
+from stepgraph.measure.graph import CallGraph
 from stepgraph.ops.fused import cuda_projection
 from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import OneTile, Tile
@@ -39,7 +40,6 @@ class Projections:
         noise = torch.Generator(device).manual_seed(0)
         elements = max(_POOL_BYTES // dtype.itemsize, most + (1 << 25))
         self._pool = torch.empty(elements, dtype=dtype, device=device).normal_(generator=noise)
-        self._noise = noise
 
     def size(self, operation: str) -> tuple[int, int]:
         """(out, in) of the weight."""
@@ -83,21 +83,17 @@ class Projections:
         want, got = (self.result(operation, rows, one).float() for one in (None, tile))
         return float((got - want).norm() / want.norm())
 
-    def graph(self, operation: str, rows: int, tile: Tile | None) -> tuple[torch.cuda.CUDAGraph, int]:
+    def graph(self, operation: str, rows: int, tile: Tile | None) -> tuple[CallGraph, int]:
         """A graph of it with one weight after the other, and how many."""
         operations, state = self._made(tile), _State(self, rows)
         launches = min(_MOST_LAUNCHES, max(4, -(-_GRAPH_BYTES // self.weight_bytes(operation))))
         weights = [self._weight(operation, index / launches) for index in range(launches)]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            state.run(operations, operation, weights[0])
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+
+        def all_of_them() -> None:
             for weight in weights:
                 state.run(operations, operation, weight)
-        return graph, launches
+
+        return CallGraph(all_of_them, warm=lambda: state.run(operations, operation, weights[0])), launches
 
     def _made(self, tile: Tile | None) -> FusedOperations:
         return FusedOperations(self._shape, OneTile(tile))

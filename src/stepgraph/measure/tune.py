@@ -19,10 +19,11 @@ from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.random_model import random_model
 from stepgraph.measure.clock import device_ms
 from stepgraph.measure.decode import DecodeRows
+from stepgraph.measure.graph import CallGraph
 from stepgraph.measure.projections import Projections
 from stepgraph.measure.result import Result, Rows
 from stepgraph.ops.fused.operation_set import FusedOperations
-from stepgraph.ops.fused.tiling import CUDA_COLUMNS, OPERATIONS, Choice, Tile, Tiles, by_triton
+from stepgraph.ops.fused.tiling import CUDA_COLUMNS, OPERATIONS, Choice, ChosenTiles, Tile, by_triton
 from stepgraph.runtime import GraphConfig
 from stepgraph.runtime.errors import ConfigError
 
@@ -132,26 +133,7 @@ class _Step:
     def us(self, chosen: Chosen) -> float:
         """The median of a graph's replays."""
         self._model.operations = self._made.with_tiles(ChosenTiles(chosen))
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._decode.logits()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            self._decode.logits()
-        return statistics.median(device_ms(graph.replay, _REPLAYS)) * 1e3
-
-
-class ChosenTiles(Tiles):
-    """One tile for each projection, whatever the batch."""
-
-    def __init__(self, chosen: Chosen) -> None:
-        super().__init__()
-        self._chosen = chosen
-
-    def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
-        return Choice(operation, out, width, rows, self._chosen[operation], "chosen")
+        return statistics.median(device_ms(CallGraph(self._decode.logits).replay, _REPLAYS)) * 1e3
 
 
 class _Search:
@@ -204,9 +186,8 @@ class _Search:
             library = [one.us for one in mine if one.tile is None]
             if taken and library:
                 out, width = self._projections.size(operation)
-                yield Choice(
-                    operation, out, width, self._rows, chosen[operation], source, taken[-1], library[-1]
-                )  # fmt: skip
+                sizes = operation, out, width, self._rows
+                yield Choice(*sizes, chosen[operation], source, taken[-1], library[-1])
 
 
 def _result(name: str, timings: Sequence[Timing], choices: Sequence[Choice]) -> Result:

@@ -12,8 +12,7 @@ from stepgraph.ops.fused import cuda_projection, launches
 from stepgraph.ops.fused.launches import Norm
 from stepgraph.ops.fused.small import embed, rms_norm, rope_write
 from stepgraph.ops.fused.tiling import OPERATIONS, ROWS, Choice, Tile, Tiles, by_triton, load_tiles
-from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows, bind_layers
-from stepgraph.ops.lora.triton_lora import TritonLora
+from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Places
 from stepgraph.ops.overlap import can_overlap
 from stepgraph.ops.unfused import UnfusedOperations
@@ -72,7 +71,7 @@ class FusedOperations:
             return Hidden(embed(tokens, embedding, overlap=self._overlap))
 
     def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
-        return bind_layers(TritonLora(rows), layers)
+        return self._unfused.adapters(rows, layers)
 
     def layer(
         self,

@@ -77,8 +77,7 @@ class Tiles:
     def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
         """For a batch of so many rows; what the rules of `unmeasured` say where nothing was measured."""
         for size in ROWS:
-            found = self.choices.get((operation, out, width, size))
-            if rows <= size <= 4 * rows and found is not None:
+            if rows <= size <= 4 * rows and (found := self.choices.get((operation, out, width, size))) is not None:
                 return found
         return unmeasured(operation, out, width, rows)
 
@@ -91,15 +90,22 @@ class Tiles:
         return Tiles([*self.choices.values(), *choices])
 
 
-class OneTile(Tiles):
-    """The same for every projection of any shape, to measure it; None: the library's."""
+class ChosenTiles(Tiles):
+    """A tile for each projection of any shape and batch, to measure it; None: the library's."""
 
-    def __init__(self, tile: Tile | None) -> None:
+    def __init__(self, tiles: Mapping[str, Tile | None]) -> None:
         super().__init__()
-        self._tile = tile
+        self._tiles = tiles
 
     def choose(self, operation: str, out: int, width: int, rows: int) -> Choice:
-        return Choice(operation, out, width, rows, self._tile, "chosen")
+        return Choice(operation, out, width, rows, self._tiles[operation], "chosen")
+
+
+class OneTile(ChosenTiles):
+    """The same for all of them."""
+
+    def __init__(self, tile: Tile | None) -> None:
+        super().__init__(dict.fromkeys(OPERATIONS, tile))
 
 
 def unmeasured(operation: str, out: int, width: int, rows: int) -> Choice:
