@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ops.captured import capture
 
 from stepgraph.ops.sampling import sample
 from stepgraph.ops.sampling.reference import _kept
@@ -266,14 +267,7 @@ def test_a_captured_sampler_follows_its_buffers(device: torch.device) -> None:
         position.add_(1)
         sample(logits, temperature, top_k, top_p, seed, position, out)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph = capture(step)
     for turn in range(3):
         logits.copy_(noise_like(rows, vocab, seed=turn + 1))
         temperature.copy_(temperature.roll(1))
