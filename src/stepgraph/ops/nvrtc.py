@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +26,12 @@ def available() -> bool:
         return find_spec("cuda.bindings.driver") is not None and find_spec("cuda.bindings.nvrtc") is not None
     except ImportError:
         return False
+
+
+def source(package: str, name: str) -> str:
+    """A kernel's text: cuda_instructions.cu, and behind it the package's file of this name."""
+    parts = (("stepgraph.ops", "cuda_instructions.cu"), (package, name))
+    return "".join(files(where).joinpath(part).read_text(encoding="utf-8") for where, part in parts)
 
 
 class CudaKernel:

@@ -7,10 +7,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from stepgraph.ops.fused import cuda_projection
 
 HERE = Path(__file__).parent
 
@@ -22,7 +21,8 @@ class EmulatedKernel:
     """
 
     def __init__(self, folder: Path, defines: Mapping[str, int], *, late: bool, hide: str) -> None:
-        body = re.sub(r"extern __shared__ .* rings\[\];", "", cuda_projection.source("cuda_projection.cu"))
+        text = files("stepgraph.ops.fused").joinpath("cuda_projection.cu").read_text(encoding="utf-8")
+        body = re.sub(r"extern __shared__ .* rings\[\];", "", text)
         body = body.replace("__shared__", "static")
         library = folder / f"{'_'.join(str(int(value)) for value in defines.values())}.so"
         if not library.exists():

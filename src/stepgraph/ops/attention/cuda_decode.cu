@@ -7,9 +7,6 @@
 //
 // Compiled with HEAD_DIM, GROUP, BF16, PDL, WARPS and RING defined.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
 constexpr int BLOCK = 16;                      // tokens of a block of the cache
 constexpr int ROW = HEAD_DIM * 2;              // bytes of a token's keys or values
 constexpr int CHUNKS = HEAD_DIM / 8;           // of 16 bytes in a row
@@ -21,23 +18,6 @@ constexpr int PARTS = 16;                      // parts that are joined at a tim
 constexpr float NONE = -1e30f;                  // finite, so that NONE - NONE is 0
 
 static_assert(GROUP <= 8 && CHUNKS >= 8 && GROUP * PITCH * 4 <= RING * HALF, "see cuda_decode.supported");
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-    return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void copy16(u32 target, const char* source, bool held) {
-    // Bytes that are not held become 0: NaN in an unused slot must not reach a product with weight 0.
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
-                 "r"(held ? 16 : 0));
-}
-
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
-
-template <int PENDING>
-__device__ __forceinline__ void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
 
 __device__ __forceinline__ void load_matrices(u32 (&a)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -52,13 +32,7 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&a)[4], u32 addres
 }
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-#if BF16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    multiply_add(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
 __device__ __forceinline__ u32 pack(float low, float high) {
@@ -130,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Para
     extern __shared__ __align__(128) char rings[];
     __shared__ float warp_top[WARPS][8], warp_sum[WARPS][8];
 #if PDL
-    asm volatile("griddepcontrol.launch_dependents;");
+    let_next_start();
 #endif
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int kv_head = blockIdx.x, split = blockIdx.y, row = blockIdx.z;
@@ -141,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Para
     const int active = max((blocks + chunk - 1) / chunk, 1);  // a row without tokens is written too
     if (split >= active) {
 #if PDL
-        asm volatile("griddepcontrol.wait;" ::: "memory");
+        wait_for_kernel_in_front();
 #endif
         return;
     }
@@ -176,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) paged_decode(const Para
         else load(half);
         commit();
     }
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_kernel_in_front();
     if (again) {
 #pragma unroll
         for (int half = 0; half < RING; half++)

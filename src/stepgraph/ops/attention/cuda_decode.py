@@ -9,13 +9,12 @@ from __future__ import annotations
 import ctypes
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 
 import torch
 
 from stepgraph.ops.attention.contract import AttentionShape
 from stepgraph.ops.attention.decode_plan import DecodeConfig, SplitPlan
-from stepgraph.ops.nvrtc import CudaKernel
+from stepgraph.ops.nvrtc import CudaKernel, source
 
 _LOG2_E = 1.4426950408889634
 _NO_WINDOW = 2**31 - 1
@@ -114,6 +113,6 @@ class _Params(ctypes.Structure):
 
 @cache
 def _kernel(head_dim: int, group: int, ring: int, bf16: bool, overlap: bool, device: torch.device) -> CudaKernel:
-    source = files("stepgraph.ops.attention").joinpath("cuda_decode.cu").read_text(encoding="utf-8")
+    text = source("stepgraph.ops.attention", "cuda_decode.cu")
     defines = {"HEAD_DIM": head_dim, "GROUP": group, "BF16": bf16, "PDL": overlap}
-    return CudaKernel(source, "paged_decode", {**defines, "WARPS": _WARPS, "RING": ring})
+    return CudaKernel(text, "paged_decode", {**defines, "WARPS": _WARPS, "RING": ring})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import torch
@@ -123,10 +122,6 @@ class _Params(ctypes.Structure):
     ]
 
 
-def source(name: str) -> str:
-    return files("stepgraph.ops.fused").joinpath(name).read_text(encoding="utf-8")
-
-
 @cache
 def _most_shared_bytes(device: torch.device) -> int:
     """Of a program, on the device."""
@@ -144,7 +139,7 @@ def _kernel(
 
 
 def _source() -> str:
-    return source("cuda_instructions.cu") + source("cuda_projection.cu")
+    return nvrtc.source("stepgraph.ops.fused", "cuda_projection.cu")
 
 
 def _defines(mode: str, norm: bool, bias: bool, bf16: bool, overlap: bool, tile: Tile, rows: int) -> dict[str, int]:

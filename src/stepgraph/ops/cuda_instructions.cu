@@ -1,4 +1,5 @@
-// The instructions that cuda_projection.cu is made of; it is compiled behind this. With BF16 defined, or for float16.
+// The instructions that our CUDA C++ kernels are made of; they are compiled behind this (`nvrtc.source`). With BF16
+// defined, or for float16.
 
 typedef unsigned int u32;
 
@@ -6,6 +7,7 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+// Bytes that are not held become 0: NaN in an unused slot must not reach a product with weight 0.
 __device__ __forceinline__ void copy16(u32 target, const char* source, bool held) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                  "r"(held ? 16 : 0));
