@@ -2,10 +2,11 @@
 
 python benchmarks/h200_fused.py [tune] [chain] [operations] [rows]
 
-tune: the tiles of both shapes, written into the package as `stepgraph tune tiles` does. chain: the whole dependent
-    step at batch 1: all layers with norms, rotary embedding, attention, LM head and sampling; both shapes, a long
-    context, and where the time goes. operations: every projection with what surrounds it, by itself, at 1 to 16 rows.
-    rows: the step at 1 to 256 rows. Each writes a file. Without arguments all, in some six minutes.
+tune: the tiles of both shapes, and of the larger one's part on two ranks, written into the package as `stepgraph tune
+    tiles` does. chain: the whole dependent step at batch 1: all layers with norms, rotary embedding, attention, LM head
+    and sampling; both shapes, a long context, and where the time goes. operations: every projection with what surrounds
+    it, by itself, at 1 to 16 rows. rows: the step at 1 to 256 rows. Each writes a file. Without arguments all, in some
+    six minutes.
 
 Where compute-sanitizer is installed: compute-sanitizer --tool memcheck python -m pytest -m gpu tests/ops/fused
 """
@@ -27,6 +28,7 @@ from fused_step import by_operation, float32_logits, where_time_goes
 
 from stepgraph import SamplingParams
 from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.parallel.shard import Shard
 from stepgraph.engine.random_model import SHAPES
 from stepgraph.measure.census import census
 from stepgraph.measure.decode import GREEDY, DecodeRows, load_model
@@ -174,10 +176,10 @@ def operations(limit: dict[str, float]) -> list[str]:
     return []
 
 
-def tune_both(limit: dict[str, float]) -> list[str]:
+def tune_all(limit: dict[str, float]) -> list[str]:
     device = torch.cuda.get_device_name()
-    for shape, seconds in ((BIG, 60), (SMALL, 40)):
-        choices, result = tune(shape, SHAPES[shape], ROWS, seconds)
+    for shape, ranks, seconds in ((BIG, 1, 60), (SMALL, 1, 40), (BIG, 2, 45)):
+        choices, result = tune(f"{shape}, {ranks} ranks", Shard(SHAPES[shape], 0, ranks).alone, ROWS, seconds)
         print(*result.notes, sep="\n", flush=True)
         tiles = load_tiles(device).updated(choices)
         write_whole(package_file(device), json.dumps(tiles.to_json(device), indent=1) + "\n")
@@ -186,7 +188,7 @@ def tune_both(limit: dict[str, float]) -> list[str]:
     return []
 
 
-PARTS = {"tune": tune_both, "chain": chain, "operations": operations, "rows": by_rows}
+PARTS = {"tune": tune_all, "chain": chain, "operations": operations, "rows": by_rows}
 
 
 @torch.inference_mode()

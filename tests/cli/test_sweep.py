@@ -69,7 +69,7 @@ def test_a_sweep_without_a_single_figure_ends_with_1(
     [
         (["--compile", "on"], "compile 'on' is not one of off, inductor, aot_eager"),
         (["--attention", "fast"], "attention 'fast' is not one of cuda, triton, reference"),
-        (["--operations", "fast"], "operations 'fast' is not one of unfused, fused, reference"),
+        (["--operations", "fast"], "operations 'fast' is not one of fused, unfused, reference"),
         (["--graphs", "fast"], "graphs 'fast' is not one of full"),
         (["--rows", "1,x"], "no list of numbers"),
         (["--picture", "sweep.pdf"], "must end in .png"),

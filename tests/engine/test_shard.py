@@ -57,6 +57,7 @@ def test_an_8b_model_is_dealt_out_evenly(world: int) -> None:
             14336 // world,
         )
         assert len(Shard(config, rank, world).vocab) == 128256 // world
+        assert Shard(config, rank, world).alone == replace(local, vocab_size=128256 // world)
 
 
 def test_three_kv_heads_on_two_ranks() -> None:

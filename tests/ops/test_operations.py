@@ -26,9 +26,9 @@ def test_the_default_is_the_devices_own() -> None:
     assert tiny_model().operations.name == "reference"
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="unfused needs triton")
-def test_unfused_is_the_default_on_cuda() -> None:
-    assert choose_operations(None, "cuda") == choose_operations("unfused", "cuda:0") == "unfused"
+@pytest.mark.skipif(find_spec("triton") is None, reason="fused needs triton")
+def test_fused_is_the_default_on_cuda() -> None:
+    assert choose_operations(None, "cuda") == choose_operations("fused", "cuda:0") == "fused"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,7 @@ def test_a_layer_is_ten_launches_and_every_node_has_a_region(device, size: int) 
     pytest.importorskip("cuda.bindings.driver")
     from stepgraph.ops.unfused import TEN
 
-    core = tiny_engine(device, max_num_seqs=4)
-    assert core.model.operations.name == "unfused"
+    core = tiny_engine(device, max_num_seqs=4, operations="unfused")
     nodes = core.runner.graph_nodes(size)
     assert all(node.region for node in nodes) and all(node.name for node in nodes if node.type == "kernel")
     own = Counter(node.region for node in nodes if not is_added(node))

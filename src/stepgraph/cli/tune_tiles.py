@@ -19,6 +19,7 @@ def tiles_command(
         str, typer.Argument(help="A shape such as llama-3-8b, or a Hugging Face directory.", callback=not_empty)
     ],
     rows: Annotated[str, typer.Option(help="Numbers of rows to measure, of 1, 2, 4, 8, 16, 32 and 64.")] = "1,2,4,8,16",
+    tp: Annotated[int, typer.Option(help="For one rank's part of the model, of so many.", min=1)] = 1,
     seconds: Annotated[float, typer.Option(help="Begin nothing after so many; the likeliest tiles come first.")] = 90,
     out: Annotated[
         Path | None, typer.Option(help="The file to write or add to. Default: the package's own for this device.")
@@ -27,14 +28,15 @@ def tiles_command(
 ) -> None:
     """Find the fastest tile of each fused projection on this device. Nothing is tuned while serving."""
     with one_line_errors():
-        tune_tiles(model=model, rows=rows, seconds=seconds, out=out, as_json=as_json)
+        tune_tiles(model=model, rows=rows, tp=tp, seconds=seconds, out=out, as_json=as_json)
 
 
-def tune_tiles(*, model: str, rows: str, seconds: float, out: Path | None, as_json: bool) -> None:
+def tune_tiles(*, model: str, rows: str, tp: int, seconds: float, out: Path | None, as_json: bool) -> None:
     """Measure, print, write. Raises StepgraphError where there is no CUDA device, or an option cannot work."""
     import torch
 
     from stepgraph.cli.console import ProgressBar
+    from stepgraph.engine.parallel.shard import Shard
     from stepgraph.measure.show import show
     from stepgraph.ops.fused.tiling import load_tiles, package_file
     from stepgraph.ops.operations import choose_operations
@@ -42,6 +44,8 @@ def tune_tiles(*, model: str, rows: str, seconds: float, out: Path | None, as_js
     from stepgraph.runtime.whole_file import write_whole
 
     config, counts = _config(model), _rows(rows)
+    name = model if tp == 1 else f"{model}, one of {tp} ranks"
+    config = Shard(config, 0, tp).alone
     if not torch.cuda.is_available():
         raise ConfigError("tune tiles: tiles are measured on a CUDA device; there is none")
     choose_operations("fused", "cuda")  # refuses where triton is missing, which what follows imports
@@ -51,7 +55,7 @@ def tune_tiles(*, model: str, rows: str, seconds: float, out: Path | None, as_js
     path = package_file(device) if out is None else out
     tiles = load_tiles(device, path if path.exists() else None)
     with ProgressBar(quiet=as_json) as progress:
-        choices, result = tune(model, config, counts, seconds, progress)
+        choices, result = tune(name, config, counts, seconds, progress)
     show(result, as_json=as_json)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(tiles.updated(choices).to_json(device), indent=1) + "\n")

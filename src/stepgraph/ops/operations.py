@@ -127,10 +127,10 @@ class OperationSet(Protocol):
         """What computes each projection of a batch of so many rows, and why; empty where it is the same for all."""
 
 
-_DEVICE_TYPES = {"unfused": ("cuda",), "fused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
+_DEVICE_TYPES = {"fused": ("cuda",), "unfused": ("cuda",), "reference": ("cuda", "cpu")}  # the preferred one first
 OPERATION_SETS = tuple(_DEVICE_TYPES)
 """All names that there are."""
-_TRITON = ("unfused", "fused")  # the sets whose kernels are written in it
+_TRITON = ("fused", "unfused")  # the sets whose kernels are written in it
 
 
 def choose_operations(name: str | None, device: torch.device | str, *, compiled: bool = False) -> str:

@@ -81,6 +81,11 @@ class Shard:
             intermediate_size=len(self.inner),
         )
 
+    @property
+    def alone(self) -> ModelConfig:
+        """The same as a model of its own, whose projections have the sizes of this rank's: to measure them."""
+        return replace(self.local, vocab_size=len(self.vocab))
+
     def cut(self, name: str, tensor: Any) -> Any:
         """This rank's part of the tensor of this name; the whole of one that every rank has.
 
