@@ -74,8 +74,8 @@ class LLM:
     max_num_seqs: requests that decode at once; by default 256 on a GPU and 16 on a CPU, where capturing takes longer.
     max_model_len: longest sequence in tokens, prompt and output; by default the model's own limit.
     attention: backend name; by default the best that runs on the device.
-    operations: what computes a layer around its attention: `fused` (five launches a layer for up to 64 rows, the default
-        on a GPU), `unfused` (ten) or `reference` (plain torch, the default on a CPU and under `compile`).
+    operations: what computes a layer around its attention: `fused` (five launches a layer for up to 64 rows, the
+        default on a GPU), `unfused` (ten) or `reference` (plain torch, the default on a CPU and under `compile`).
     kv_blocks, kv_bytes: the KV cache's size in blocks of 16 tokens, the null block included, or in bytes; one of them.
         By default what `max_num_seqs` sequences of `max_model_len` need, bounded by 1 GiB on a CPU and by
         `memory_fraction` on a GPU: there the cache takes what weights, graphs and the largest eager step leave of it.
