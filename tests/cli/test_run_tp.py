@@ -16,6 +16,7 @@ import torch
 from engine.hf import write_checkpoint
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
+PATHS = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
 PROMPTS = ("first", "a second, longer prompt")
 TWO_GPUS = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")]
@@ -33,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     *arguments: str, launcher: tuple[str, ...] = ("-m", "stepgraph"), **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False, **more)
 
@@ -90,7 +91,7 @@ def test_ranks_that_cannot_be(model: Path, more: tuple[str, ...], message: str) 
 def test_a_rank_killed_while_decoding_ends_the_command(model: Path, device: str) -> None:
     where = ("--model", str(model), "--device", device, "--dtype", "float32", "--kv-bytes", "50000000")
     command = [sys.executable, "-m", "stepgraph", "run", PROMPTS[0], *where, "--max-tokens", "50000", "--tp", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.read(256)  # it decodes
@@ -108,7 +109,7 @@ def test_a_rank_killed_while_decoding_ends_the_command(model: Path, device: str)
 def test_no_rank_outlives_its_launcher(how: signal.Signals) -> None:
     rank = "from stepgraph.cli.ranks import *; end_with_parent(); print(os.getpid(), flush=True); time.sleep(60)"
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    environment = {**os.environ, "PYTHONPATH": PATHS}
     with subprocess.Popen(
         [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, env=environment
     ) as parent:

@@ -3,6 +3,7 @@
 import torch
 from ops.shard_cases import batch, penalties, tokens_of
 
+from stepgraph.ops.sampling.penalties import Penalties
 from stepgraph.ops.sampling.shard import offer_reference
 from stepgraph.ops.sampling.triton_shard import choose_best, offer_best
 
@@ -29,6 +30,12 @@ def main() -> None:
     out = torch.zeros(3, dtype=torch.int64)
     choose_best(offers.contiguous(), out)
     assert out.tolist() == [900, 6, 7], out
+    out.zero_()
+    column, seen = torch.tensor([0.0, 0.5, 0.0]), torch.arange(3 * 1000, dtype=torch.int32).view(3, 1000)
+    counted = Penalties(torch.ones(3), column, torch.zeros(3), seen.clone())
+    choose_best(offers.contiguous(), out, counted)
+    seen[1, 6] += 2
+    assert out.tolist() == [900, 6, 7] and torch.equal(counted.seen, seen), "the one row that asks for a penalty"
 
 
 if __name__ == "__main__":

@@ -143,8 +143,8 @@ __device__ __forceinline__ uint4 without_zeros(uint4 v) {
 }
 
 extern "C" __global__ void one_shot_push(const Params p) {
-    wait_for_kernel_in_front();
     let_next_kernel_in();  // it may read weights meanwhile, and waits for the sum
+    wait_for_kernel_in_front();
     const u32 turn = p.turns[blockIdx.x], first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     const u64 slots = p.slots + (turn & 1) * WORLD * p.slot_bytes;
     for (u32 i = first; i < p.vectors; i += step) {
@@ -199,8 +199,8 @@ __device__ __forceinline__ u64* pair_at(const Params& p, u32 owner, u32 turn, u3
 }
 
 extern "C" __global__ void small_gather(const Params p) {
-    wait_for_kernel_in_front();
     let_next_kernel_in();
+    wait_for_kernel_in_front();
     const u32* input = reinterpret_cast<const u32*>(p.input);
     u32* output = reinterpret_cast<u32*>(p.output);
     const u32 turn = p.turns[blockIdx.x], first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
@@ -268,8 +268,8 @@ __device__ __forceinline__ uint4 sum_of(const Params& p, u32 i) {
 
 // The output is not the input, which peers still read.
 extern "C" __global__ void one_shot_pull(const Params p) {
-    wait_for_kernel_in_front();
     let_next_kernel_in();  // it may read weights meanwhile, and waits for the sum
+    wait_for_kernel_in_front();
     const u32 turn = p.turns[blockIdx.x] + 1;
     meet(p, 0, turn);
     for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < p.vectors; i += gridDim.x * blockDim.x) p.output[i] = sum_of(p, i);
@@ -280,8 +280,8 @@ extern "C" __global__ void one_shot_pull(const Params p) {
 // Each rank sums its share of the elements and writes the sum over every rank's contribution: in place. Nobody else
 // reads or writes that share, so no barrier is needed between.
 extern "C" __global__ void two_shot_pull(const Params p) {
-    wait_for_kernel_in_front();
     let_next_kernel_in();  // it may read weights meanwhile, and waits for the sum
+    wait_for_kernel_in_front();
     const u32 turn = p.turns[blockIdx.x] + 1;
     const u32 begin = static_cast<u64>(p.vectors) * p.rank / WORLD, end = static_cast<u64>(p.vectors) * (p.rank + 1) / WORLD;
     meet(p, 0, turn);

@@ -14,6 +14,7 @@ from stepgraph.runtime.nodes import GraphNode
 # Beside the matrix product, cuBLAS may launch the sum of its split-K parts (splitKreduce_kernel) and clear a workspace;
 # an attention backend may combine the parts of a split KV.
 _ADDED = re.compile("splitk_?reduce|combine", re.IGNORECASE)
+_EVENTS = ("event_record", "wait_event")  # of NCCL, one with each of its kernels
 
 
 class Launched(Protocol):
@@ -31,6 +32,8 @@ class Launched(Protocol):
 
 def is_added(node: Launched) -> bool:
     """Whether a library launches this beside the operation that its region is named for."""
+    if node.type in _EVENTS:
+        return True
     in_model = node.region.startswith("layers.") or node.region == "lm_head"
     return in_model and (node.type == "memset" or _ADDED.search(short(node.name)) is not None)
 

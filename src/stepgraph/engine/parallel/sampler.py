@@ -60,8 +60,8 @@ class ShardedSampler:
         if on_gpu and not self._candidates:
             from stepgraph.ops.sampling.triton_shard import choose_best
 
-            choose_best(offers, out)
-        else:
-            choose_token(offers, *row, out, self._vocab, min_p)
+            choose_best(offers, out, whole)  # notes the tokens too
+            return
+        choose_token(offers, *row, out, self._vocab, min_p)
         if whole is not None:
             whole.note(out)

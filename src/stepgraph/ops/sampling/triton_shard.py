@@ -1,11 +1,17 @@
-"""A part's best token on a GPU, and the choice among parts: two launches, and one more a step behind the gather."""
+"""A part's best token on a GPU, and the choice among parts: two launches, and one more a step behind the gather.
+
+They are launched programmatically: each lets the next one start at once, and waits for the one in front before it reads
+or writes anything.
+"""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from stepgraph.ops.overlap import can_overlap, launched
 from stepgraph.ops.sampling.penalties import Penalties
 from stepgraph.ops.sampling.triton_rows import asked, better_of, divided, gumbel, penalised, uniform_at, winner
 
@@ -34,31 +40,47 @@ def offer_best(
     parts = triton.cdiv(blocks, each)
     tops = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     top_tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    unused = temperature  # stands in for what the kernel does not touch without PENALTIES
-    seen, *asked_for = (unused,) * 4 if penalties is None else (penalties.seen, *penalties[:3])
+    seen, *asked_for = _columns(penalties, temperature)
+    overlap = can_overlap(logits.device)
     _best[(parts, rows)](
         logits, logits.stride(0), columns, first, vocab, temperature, top_k, top_p,
         torch.zeros_like(temperature) if min_p is None else min_p,
         seen, seen.stride(0), *asked_for, seed, position, tops, top_tokens, each,
-        BLOCK=_BLOCK, PENALTIES=penalties is not None, num_warps=8, enable_fp_fusion=False,
+        BLOCK=_BLOCK, PENALTIES=penalties is not None, PDL=overlap, num_warps=8, enable_fp_fusion=False,
+        **launched(overlap),
     )  # fmt: skip
     lanes = triton.next_power_of_2(parts)
-    _join[(rows,)](tops, top_tokens, out, out.stride(0), parts, LANES=lanes)
+    _join[(rows,)](tops, top_tokens, out, out.stride(0), parts, LANES=lanes, PDL=overlap, **launched(overlap))
 
 
-def choose_best(offers: torch.Tensor, out: torch.Tensor) -> None:
-    """`shard.choose_token` where no row filters: offers of two columns. One launch."""
+def choose_best(offers: torch.Tensor, out: torch.Tensor, penalties: Penalties | None = None) -> None:
+    """`shard.choose_token` where no row filters: offers of two columns. One launch, which notes the tokens too.
+
+    penalties: with `seen` of the whole vocabulary.
+    """
     parts, rows, width = offers.shape
-    lanes = triton.next_power_of_2(parts)
-    _choose[(rows,)](offers, rows * width, width, out, parts, LANES=lanes)
+    seen, *asked_for = _columns(penalties, offers)
+    overlap = can_overlap(offers.device)
+    _choose[(rows,)](
+        offers, rows * width, width, out, parts, seen, seen.stride(0), *asked_for,
+        LANES=triton.next_power_of_2(parts), PENALTIES=penalties is not None, PDL=overlap, **launched(overlap),
+    )  # fmt: skip
+
+
+def _columns(penalties: Penalties | None, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What was seen, and the rows' settings. unused: stands in for what kernels do not touch without PENALTIES."""
+    return (unused,) * 4 if penalties is None else (penalties.seen, *penalties[:3])
 
 
 @triton.jit(do_not_specialize=["first", "each"])
 def _best(
     logits, row_stride, columns, first, vocab, temperatures, top_ks, top_ps, min_ps,
     seen, seen_stride, repetitions, presences, frequencies, seeds, positions, tops, top_tokens, each,
-    BLOCK: tl.constexpr, PENALTIES: tl.constexpr,
+    BLOCK: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     part, parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     temperature, draws, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
@@ -88,7 +110,10 @@ def _best(
 
 
 @triton.jit
-def _join(tops, top_tokens, out, out_stride, parts, LANES: tl.constexpr):
+def _join(tops, top_tokens, out, out_stride, parts, LANES: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     value = tl.load(tops + row * parts + lanes, mask=lanes < parts, other=float("-inf"))
@@ -99,7 +124,13 @@ def _join(tops, top_tokens, out, out_stride, parts, LANES: tl.constexpr):
 
 
 @triton.jit
-def _choose(offers, part_stride, row_stride, out, parts, LANES: tl.constexpr):
+def _choose(
+    offers, part_stride, row_stride, out, parts, seen, seen_stride, repetitions, presences, frequencies,
+    LANES: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     inside = lanes < parts
@@ -108,3 +139,7 @@ def _choose(offers, part_stride, row_stride, out, parts, LANES: tl.constexpr):
     token = tl.load(place + 1, mask=inside, other=2147483647)
     _, index = winner(bits.to(tl.float32, bitcast=True), token)
     tl.store(out + row, index.to(tl.int64))
+    if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
+        if penalised(row, repetitions, presences, frequencies):
+            place = seen + row * seen_stride + index
+            tl.store(place, tl.load(place) + 2)
