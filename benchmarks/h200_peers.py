@@ -1,6 +1,9 @@
 """A greedy decode step on an H200: ours beside what others compile it to, in turns in one run.
 
-python benchmarks/h200_peers.py [--rows 1 16 64] [--peers gpt-fast-like transformers]
+python benchmarks/h200_peers.py [--shapes llama-3.2-1b llama-3-8b] [--rows 1 16 64]
+    [--peers gpt-fast-like transformers]
+
+Each shape has a file of its own.
 
 rows: at which the peers are compiled (ours run at 1 to 256 all the same). A peer is compiled as a whole for every size,
     which takes most of a minute for 32 layers. The file is written after each size, so that a run may be cut.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import re
 import statistics
 import sys
 import time
@@ -29,6 +33,7 @@ from stepgraph.measure.decode import DecodeRows, load_model
 from stepgraph.measure.stream import read_limit
 from stepgraph.runtime import GraphConfig
 
+SHAPE_SIZES = {SMALL: [1], BIG: SIZES}  # the short one first: what fails does so soon
 PEER_ROWS = [1, 16, 64]
 VLLM_MS = {1: 4.91, 2: 4.90, 4: 4.97, 8: 5.07, 16: 5.30, 64: 6.63, 256: 13.64}  # of BIG, by rows
 DEFINITION = (
@@ -42,9 +47,9 @@ VLLM_COLUMN = "vLLM 0.26, another run"
 
 
 class Table:
-    """What was measured, and in `wrong` what should not be. peers: those with columns, by name."""
+    """What was measured of a shape, and in `wrong` what should not be. peers: those with columns, by name."""
 
-    def __init__(self, peers: Sequence[str], limit: dict[str, float]) -> None:
+    def __init__(self, shape: str, peers: Sequence[str], limit: dict[str, float]) -> None:
         self.columns = ["shape", "rows", "fused", "p10", "p90", "unfused", "unfused / fused", "from", "to", "floor"]
         for name in peers:
             self.columns += [name, f"{name} / fused", "from", "to"]
@@ -52,11 +57,12 @@ class Table:
         self.rows: list[list[Any]] = []
         self.samples: dict[str, Any] = {}
         self.wrong: list[str] = []
-        self._name = "h200_peers" if set(peers) == set(PEERS) else "_".join(["h200_peers", *peers])
-        self._peers, self._run, self._limit = peers, set(peers), limit
+        self._name = re.sub(r"\W", "_", "_".join(["h200_peers", shape, *(() if set(peers) == set(PEERS) else peers)]))
+        self._shape, self._peers, self._run, self._limit = shape, peers, set(peers), limit
 
-    def measure(self, shape: str, sizes: Sequence[int], peer_sizes: Sequence[int]) -> None:
+    def measure(self, sizes: Sequence[int], peer_sizes: Sequence[int]) -> None:
         """peer_sizes: those among the sizes at which the peers run too."""
+        shape = self._shape
         names = ("fused", "unfused")
         models = [load_model(shape, device="cuda", max_len=CONTEXT + 1, operations=name) for name in names]
         fused, unfused = (captured(model, CONTEXT, *sizes) for model in models)
@@ -137,6 +143,7 @@ def free() -> None:
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Decode steps on an H200 beside those that others compile.")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPE_SIZES), default=list(SHAPE_SIZES))
     parser.add_argument("--rows", type=int, nargs="+", choices=SIZES, default=PEER_ROWS, help="of the peers")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=list(PEERS))
     return parser.parse_args(given)
@@ -147,14 +154,15 @@ def main(given: Sequence[str] | None = None) -> int:
     asked = arguments(given)
     limit = read_limit()
     print(f"read limit {limit['median'] / 1e12:.2f} TB/s ({limit['p10'] / 1e12:.2f} to {limit['p90'] / 1e12:.2f})")
-    table = Table(asked.peers, limit)
-    for shape, sizes in ((SMALL, [1]), (BIG, SIZES)):  # the short one first: what fails does so soon
-        started = time.perf_counter()
-        table.measure(shape, sizes, asked.rows)
+    wrong = []
+    for shape in asked.shapes:
+        started, table = time.perf_counter(), Table(shape, asked.peers, limit)
+        table.measure(SHAPE_SIZES[shape], asked.rows)
+        wrong += table.wrong
         free()
         print(f"{shape}: {time.perf_counter() - started:.0f} s", flush=True)
-    print("; ".join(table.wrong) or "nothing is wrong")
-    return 1 if table.wrong else 0
+    print("; ".join(wrong) or "nothing is wrong")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

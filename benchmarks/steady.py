@@ -42,7 +42,7 @@ class NoText:
 
     text, stopped = "", False
 
-    def push(self, token: int) -> str:
+    def push(self, *tokens: int) -> str:
         return ""
 
     def finish(self) -> str:

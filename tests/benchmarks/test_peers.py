@@ -117,12 +117,16 @@ def test_the_whole_table(
     written(monkeypatch, tmp_path, benchmark("h200_fused"))
     monkeypatch.setattr(module, "Compiled", AsItIs)
     assert module.main(["--rows", "1", "4"]) == 0
-    result = json.loads((tmp_path / "h200_peers.json").read_text(encoding="utf-8"))
-    assert [row[1] for row in result["rows"]] == [1, *module.SIZES]
+    small, result = (
+        json.loads((tmp_path / f"h200_peers_{shape}.json").read_text(encoding="utf-8"))
+        for shape in ("llama_3_2_1b", "llama_3_8b")
+    )
+    assert ([row[1] for row in small["rows"]], [row[1] for row in result["rows"]]) == ([1], module.SIZES)
     assert all(len(row) == len(result["columns"]) for row in result["rows"])
     first_peer = result["columns"].index("gpt-fast-like")
-    assert [row[1] for row in result["rows"] if row[first_peer] is not None] == [1, 1, 4]
-    assert [row[-1] for row in result["rows"]] == [None, *(module.VLLM_MS.get(size) for size in module.SIZES)]
+    assert [row[1] for row in result["rows"] if row[first_peer] is not None] == [1, 4]
+    assert small["rows"][0][first_peer] is not None and small["rows"][0][-1] is None
+    assert [row[-1] for row in result["rows"]] == [module.VLLM_MS.get(size) for size in module.SIZES]
     assert result["samples"]["llama-3-8b, 4"]["transformers"]["graphs"] == 1
 
 
@@ -144,8 +148,8 @@ def test_peers_that_cannot_run(
     told = capsys.readouterr()
     assert "transformers is left out: transformers cannot be imported" in told.out
     assert "gpt-fast-like, 1 rows failed" in told.out and "no compiler" in told.err
-    result = json.loads((tmp_path / "h200_peers.json").read_text(encoding="utf-8"))
-    assert len(result["rows"]) == 1 + len(module.SIZES)
+    result = json.loads((tmp_path / "h200_peers_llama_3_8b.json").read_text(encoding="utf-8"))
+    assert len(result["rows"]) == len(module.SIZES)
 
 
 @pytest.mark.slow

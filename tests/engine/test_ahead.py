@@ -128,12 +128,12 @@ def test_an_early_end_costs_one_row_step_and_that_writes_the_null_block(device: 
     while len(one.output) < at:
         core.step_ahead()
     before, steps = core.kv_cache.clone(), core.runner.stats.steps
-    assert core.step_ahead() == [(one, free[at])] and one.ended
+    assert list(core.step_ahead()) == [(one, free[at])] and one.ended
     assert core.buffers["seq_lens"][0] == core.buffers["positions"][0] == 0
     assert torch.equal(core.kv_cache[1:], before[1:]) and not torch.equal(core.kv_cache[0], before[0])
-    assert core.step_ahead() == [] and core.runner.stats.steps == steps + 1
+    assert list(core.step_ahead()) == [] and core.runner.stats.steps == steps + 1
     core.scheduler.remove(one)
-    assert core.step_ahead() == [] and core.runner.stats.steps == steps + 1
+    assert list(core.step_ahead()) == [] and core.runner.stats.steps == steps + 1
     assert core.scheduler.pool.num_free == core.scheduler.pool.capacity
 
 

@@ -52,8 +52,8 @@ def test_an_llm_serves_before_its_graphs_are_there(demo_model) -> None:
 def test_a_step_without_work_is_a_gap(device: torch.device) -> None:
     graphs = tiny_graphs("FULL_DECODE_ONLY", Ladder.explicit([1, 2, 16]), device=device)
     core = tiny_engine(device, graphs=replace(graphs, lazy=True))
-    assert core.step() == [] and [key.num_reqs for key in core.runner.pending] == [1]
-    assert core.step() == core.step() == [] and not core.runner.pending
+    assert not core.step() and [key.num_reqs for key in core.runner.pending] == [1]
+    assert not core.step() and not core.step() and not core.runner.pending
 
 
 def test_a_gap_that_fails_costs_no_answer(demo_model, caplog) -> None:

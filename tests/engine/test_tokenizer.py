@@ -1,5 +1,6 @@
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,9 @@ def test_a_stream_of_any_tokens_equals_decoding_them_at_once() -> None:
         ids = [chance.randrange(258) for _ in range(chance.randrange(24))]
         stream = tokenizer.decode_stream()
         assert "".join(map(stream.step, ids)) + stream.finish() == tokenizer.decode(ids)
+        several, cuts = tokenizer.decode_stream(), sorted([0, *chance.choices(range(len(ids) + 1), k=3), len(ids)])
+        pieces = [several.step(*ids[start:stop]) for start, stop in pairwise(cuts)]
+        assert "".join(pieces) + several.finish() == tokenizer.decode(ids)
 
 
 def test_a_stream_ends_an_unfinished_character_with_a_replacement() -> None:

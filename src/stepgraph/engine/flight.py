@@ -15,25 +15,31 @@ from stepgraph.engine.scheduler import Scheduler
 from stepgraph.runtime.platforms import Platform
 from stepgraph.runtime.platforms.base import Mark
 
-Produced = list[tuple[Request, int]]
-"""Requests with their next token each, by row."""
 
+class Produced(Sequence[tuple[Request, int]]):
+    """Requests with their next token each, by row; of several steps, step by step. Pairs are made when they are asked
+    for: in a list they take as long as all else that is done with a token, and set the garbage collector going.
 
-class Burst(Sequence[tuple[Request, int]]):
-    """What several steps have produced, step by step. Pairs are made when they are asked for: thousands that lie in a
-    list would set the garbage collector going."""
+    requests: of each of the steps. tokens: of all of them.
+    """
 
     def __init__(self, requests: list[Request], tokens: list[int]) -> None:
-        self._requests, self._tokens = requests, tokens
+        self.requests, self._tokens = requests, tokens
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def __iter__(self) -> Iterator[tuple[Request, int]]:
-        return zip(cycle(self._requests), self._tokens, strict=False)
+        return zip(cycle(self.requests), self._tokens, strict=False)
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
+
+    def then(self, later: Produced) -> Produced:
+        """With what the step behind has produced."""
+        if not self._tokens or not later._tokens:
+            return self if self._tokens else later
+        return Produced(self.requests + later.requests, self._tokens + later._tokens)
 
 
 _MOST = 2  # launched before the first of them is read
@@ -136,7 +142,7 @@ class Flights:
         self._torn = False
         return produced
 
-    def read_loop(self, steps: int) -> Burst:
+    def read_loop(self, steps: int) -> Produced:
         """The tokens of so many steps like the last one, all over; no other is on its way. Only in the last of them a
         request may have ended."""
         assert self._last is not None and not self._flights, "steps like which?"
@@ -146,18 +152,19 @@ class Flights:
             output.extend(tokens)
         ends = self._take(takers, last + steps, changes, told[-1].tolist())
         self._last = Flight(takers, last + steps, changes, mark)
-        return Burst(takers.requests, told[:-1].ravel().tolist() + [token for _, token in ends])
+        return Produced(takers.requests, told[:-1].ravel().tolist() + [token for _, token in ends])
 
     def _take(self, takers: Takers, step: int, changes: int, tokens: list[int]) -> Produced:
         if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
             return self._read_some(takers, step, tokens)
         for _ in map(list.append, takers.outputs, tokens):  # half the time of a loop of our own
             pass
-        return list(zip(takers.requests, tokens, strict=True))
+        return Produced(takers.requests, tokens)
 
     def _read_some(self, takers: Takers, step: int, tokens: list[int]) -> Produced:
         """The tokens of those who are where they were; some may end."""
-        produced: Produced = []
+        requests: list[Request] = []
+        given: list[int] = []
         known = zip(takers.requests, takers.stints, takers.positions, tokens, strict=True)
         for request, stint, position, told in known:
             if request.stint != stint or request.ended:
@@ -165,10 +172,11 @@ class Flights:
             if request.num_tokens == position + step:  # else it was taken in before an interrupt
                 token = told if told >= 0 else ~told
                 request.output.append(token)
-                produced.append((request, token))
+                requests.append(request)
+                given.append(token)
             if told < 0:
                 self._scheduler.end(request)
-        return produced
+        return Produced(requests, given)
 
     def _add(self, flight: Flight) -> None:
         self._last = flight

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.tracked import TrackedRequest
 
@@ -65,8 +63,8 @@ class Running:
             return list(self._tracked)
         if not self._heard and core.scheduler.changes == changes:  # then none has ended
             self._turn = (self._turn + 1) % _TURNS
-            return [request.id for request, _ in islice(produced, self._turn, None, _TURNS)]
-        return [request.id for request, _ in produced]
+            return [request.id for request in produced.requests[self._turn :: _TURNS]]
+        return [request.id for request in produced.requests]
 
     def _remove(self, one: TrackedRequest) -> None:
         self._core.scheduler.remove(one.request)

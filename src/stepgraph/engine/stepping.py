@@ -10,7 +10,6 @@ import torch
 from stepgraph.engine.flight import Flights, Produced
 from stepgraph.engine.loops import Loops
 from stepgraph.engine.parallel import TensorParallel
-from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import Chunk, Scheduler
 from stepgraph.engine.staging import Staging
 from stepgraph.engine.steady import SteadyRows
@@ -63,7 +62,7 @@ class Stepping:
             self._use_gap()
         return self._read(leave=0)
 
-    def step_many(self) -> Sequence[tuple[Request, int]]:
+    def step_many(self) -> Produced:
         """As `step_ahead`; where the same rows go on, the device runs up to `steps_per_launch` steps by itself, until
         one of them ends, and the host sleeps meanwhile. Returns the tokens of all of them, step by step."""
         steady = self._unchanged()
@@ -162,10 +161,9 @@ class Stepping:
 
     def _read(self, leave: int) -> Produced:
         """The tokens of all steps on their way but the last `leave`."""
-        produced: Produced = []
+        produced = Produced([], [])
         while len(self._flights) > leave:
-            tokens = self._flights.read()
-            produced = produced + tokens if produced else tokens
+            produced = produced.then(self._flights.read())
         return produced
 
     def _use_gap(self) -> None:

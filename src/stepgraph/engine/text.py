@@ -21,9 +21,9 @@ class TextStream:
         self.text = ""
         self.stopped = False
 
-    def push(self, token: int) -> str:
-        """Add a token; returns the text that has become certain."""
-        return self._advance(self._decoder.step(token), held_back=True)
+    def push(self, *tokens: int) -> str:
+        """Add tokens, with stop strings one at a time; returns the text that has become certain."""
+        return self._advance(self._decoder.step(*tokens), held_back=True)
 
     def finish(self) -> str:
         """No more tokens: returns what was held back."""

@@ -78,7 +78,7 @@ class Tokenizer:
 
 
 class DecodeStream:
-    """Decodes one sequence token by token; never returns half a character.
+    """Decodes one sequence as its tokens come; never returns half a character.
 
     Only a short tail is decoded at each step: the last piece that was returned, which gives the decoder its
     context, and the tokens after it.
@@ -90,9 +90,9 @@ class DecodeStream:
         self._context: list[int] = []
         self._pending: list[int] = []
 
-    def step(self, token_id: int) -> str:
-        """The text that this token completes; empty while a character is unfinished."""
-        self._pending.append(token_id)
+    def step(self, *token_ids: int) -> str:
+        """The text that these tokens complete; empty while a character is unfinished."""
+        self._pending.extend(token_ids)
         text = self._pending_text()
         if text.endswith(_REPLACEMENT):
             return ""

@@ -31,8 +31,7 @@ class TrackedRequest:
         """Take in the tokens that the request has got since; one may end it."""
         output = self.request.output
         if not self.heard and not self.request.ended:
-            for token in output[self._taken :]:
-                self._text.push(token)
+            self._text.push(*output[self._taken :])
             self._taken = len(output)
         while self._taken < len(output) and not self.finished:
             self._accept(output[self._taken])
