@@ -141,5 +141,5 @@ def _choose(
     tl.store(out + row, index.to(tl.int64))
     if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
         if penalised(row, repetitions, presences, frequencies):
-            place = seen + row * seen_stride + index
-            tl.store(place, tl.load(place) + 2)
+            count = seen + row * seen_stride + index
+            tl.store(count, tl.load(count) + 2)
