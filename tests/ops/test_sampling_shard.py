@@ -7,6 +7,7 @@ import torch
 from ops.interpreter import check_interpreted
 from ops.shard_cases import batch, penalties, tokens_of
 
+from stepgraph.ops.sampling.penalties import Penalties
 from stepgraph.ops.sampling.reference import sample_reference
 
 CUTS = {2: [0, 51, 101], 3: [0, 7, 50, 101], 4: [0, 32, 64, 96, 101], 1: [0, 101]}
@@ -75,3 +76,27 @@ def test_equal_logits_give_the_lowest_token() -> None:
 
 def test_the_triton_kernels_agree_under_the_interpreter() -> None:
     check_interpreted("interpreted_shard.py")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run where there is a GPU")
+def test_the_triton_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that changes its type passes the interpreter, and no compiler."""
+    pytest.importorskip("triton")
+    from ops.compiling import compiled_kernels
+
+    from stepgraph.ops.sampling import triton_shard
+
+    monkeypatch.setattr(triton_shard, "can_overlap", lambda device: True)
+    for asked in (None, penalties(4, 101)):
+        given = batch(4, 101)
+        logits, offers = given.pop("logits"), torch.zeros(2, 4, 2, dtype=torch.int32)
+        tokens = torch.zeros(4, dtype=torch.int64)
+
+        def step(
+            asked: Penalties | None = asked, logits: torch.Tensor = logits, given: dict[str, torch.Tensor] = given,
+            offers: torch.Tensor = offers, tokens: torch.Tensor = tokens,
+        ) -> None:  # fmt: skip
+            triton_shard.offer_best(logits, **given, out=offers[0], first=0, vocab=101, penalties=asked)
+            triton_shard.choose_best(offers, tokens, asked)
+
+        assert compiled_kernels(step) == ["_best", "_join", "_choose"]
