@@ -1,12 +1,15 @@
 """Steady decode on an H200: the engine's loop beside its bare graph, the host's time, and the device's gaps.
 
 python benchmarks/h200_steady.py [--shapes llama-3-8b,llama-3.2-1b] [--rows 1,13,256]
+
+Each shape has a file of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import re
 import statistics
 import sys
 from itertools import groupby, pairwise, product
@@ -84,54 +87,66 @@ def measure_all(shapes: list[str], counts: list[int]) -> dict[tuple[str, int], d
     return found
 
 
+def line(shape: str, count: int, found: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    """The row of a number of requests, and which bars it is over."""
+    loop, bare = (statistics.median(pair[i] for pair in found["pairs"]) for i in (0, 1))
+    host, gap = quantiles(found["host"]), quantiles(found["gaps"])
+    many, many_host = (
+        statistics.median(sample[i] for sample in found["many"]) if found["many"] else None for i in (0, 1)
+    )
+    row = [
+        count, loop, bare, "{:.3f} ({:.3f} to {:.3f})".format(*ratio(found["pairs"])), host["p10"], host["median"],
+        host["p90"], statistics.mean(found["host"]), gap["median"], gap["p90"], many and many / 1e3, many_host,
+    ]  # fmt: skip
+    wrong = []
+    if host["median"] > HOST_BARS.get(count, host["median"]):
+        wrong.append(f"{shape}, {count}: the host takes {host['median']:.1f} µs, over {HOST_BARS[count]}")
+    if many_host is None or many_host > MANY_BAR:
+        wrong.append(f"{shape}, {count}: with {MANY} steps a launch the host takes {many_host} µs a token")
+    if gap["median"] > GAP_BAR:
+        wrong.append(f"{shape}, {count}: the device idles {gap['median']:.1f} µs, over {GAP_BAR}")
+    return row, wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", default="llama-3-8b,llama-3.2-1b")
     parser.add_argument("--rows", default="1,13,256")
     options = parser.parse_args()
-    rows, samples, wrong = [], {}, []
-    measured = measure_all(options.shapes.split(","), [int(count) for count in options.rows.split(",")])
-    for (shape, count), found in measured.items():
-        loop, bare = (statistics.median(pair[i] for pair in found["pairs"]) for i in (0, 1))
-        host, gap = quantiles(found["host"]), quantiles(found["gaps"])
-        many, many_host = (
-            statistics.median(sample[i] for sample in found["many"]) if found["many"] else None for i in (0, 1)
-        )
-        speed, low, high = ratio(found["pairs"])
-        rows.append(
-            [shape, count, loop, bare, f"{speed:.3f} ({low:.3f} to {high:.3f})", host["median"], host["p90"],
-             statistics.mean(found["host"]), gap["median"], gap["p90"], many and many / 1e3, many_host]
-        )  # fmt: skip
-        samples[f"{shape}, {count}"] = found
-        print(rows[-1], flush=True)
-        if host["median"] > HOST_BARS.get(count, host["median"]):
-            wrong.append(f"{shape}, {count}: the host takes {host['median']:.1f} µs, over {HOST_BARS[count]}")
-        if many_host is None or many_host > MANY_BAR:
-            wrong.append(f"{shape}, {count}: with {MANY} steps a launch the host takes {many_host} µs a token")
-        if gap["median"] > GAP_BAR:
-            wrong.append(f"{shape}, {count}: the device idles {gap['median']:.1f} µs, over {GAP_BAR}")
-    write_result(
-        {
-            "name": "h200_steady",
-            "definition": f"Greedy decoding of random bfloat16 weights, prompts of {PROMPT} tokens. loop: a step of "
-            f"the engine's loop of {STEPS}, by the host's clock, in turns with bare: the same graph replayed alone, by "
-            "events. host: the host's time a step without waiting for the device. gap: what the device idles between "
-            f"two steps, from a trace of torch's profiler. many: a step where {MANY} are one launch, by the host's "
-            "clock, and the host's time a token without waiting.",
-            "unit": "loop, bare, many: ms; host, gap: µs",
-            "machine": machine(),
-            "versions": versions("torch", "triton", "cuda-bindings"),
-            "commit": commit(),
-            "columns": [
-                "shape", "requests", "loop", "bare", "loop / bare", "host", "host p90", "host mean", "gap", "gap p90",
-                "many", "many: host a token",
-            ],
-            "rows": rows,
-            "samples": samples,
-        }
-    )  # fmt: skip
+    shapes, counts = options.shapes.split(","), [int(count) for count in options.rows.split(",")]
+    measured, wrong = measure_all(shapes, counts), []
+    for shape in shapes:
+        rows, samples = [], {}
+        for count in counts:
+            samples[str(count)] = found = measured[shape, count]
+            row, over = line(shape, count, found)
+            rows.append(row)
+            wrong += over
+            print(shape, *row, flush=True)
+        write_result(result(shape, rows, samples))
     print("; ".join(wrong) or "within the bars")
     return 1 if wrong else 0
+
+
+def result(shape: str, rows: list[list[Any]], samples: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": re.sub(r"\W", "_", f"h200_steady_{shape}"),
+        "definition": f"Greedy decoding of {shape}, random bfloat16 weights, prompts of {PROMPT} tokens. loop: a step "
+        f"of the engine's loop of {STEPS}, by the host's clock, in turns with bare: the same graph replayed alone, by "
+        "events. host: the host's time a step without waiting for the device. gap: what the device idles between "
+        f"two steps, from a trace of torch's profiler. many: a step where {MANY} are one launch, by the host's "
+        "clock, and the host's time a token without waiting.",
+        "unit": "loop, bare, many: ms; host, gap: µs",
+        "machine": machine(),
+        "versions": versions("torch", "triton", "cuda-bindings"),
+        "commit": commit(),
+        "columns": [
+            "requests", "loop", "bare", "loop / bare", "host p10", "host", "host p90", "host mean", "gap", "gap p90",
+            "many", "many: host a token",
+        ],
+        "rows": rows,
+        "samples": samples,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
