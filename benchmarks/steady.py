@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from itertools import cycle, islice
 
 import torch
 
@@ -77,8 +77,8 @@ class SteadyEngine:
             self.step()
         flights = self.core._flights
         asleep = self.core._loops._mark = TimedMark(self.core._loops._mark)
-        marks = [TimedMark(mark) for mark in flights._marks]
-        flights._marks = deque(marks)
+        marks = [TimedMark(mark) for mark in islice(flights._marks, 2)]
+        flights._marks = cycle(marks)
         self.marks = [asleep, *marks]
 
     def step(self) -> None:

@@ -31,6 +31,16 @@ def test_chunked_prefill_gives_the_same_tokens(device) -> None:
     assert run_all(small, requests_for(texts)) == run_all(large, requests_for(texts))
 
 
+class Refusing:
+    """Stands in for a runner."""
+
+    def __call__(self, **inputs: object) -> None:
+        raise ReplayError("moved")
+
+    def again(self) -> None:
+        raise ReplayError("moved")
+
+
 def test_a_step_that_failed_is_told_everything_again(device) -> None:
     """A request takes another's row, and the step that is to know it fails before, or in, the graph."""
 
@@ -45,10 +55,7 @@ def test_a_step_that_failed_is_told_everything_again(device) -> None:
             steps += 1
             if steps == fail_at:
 
-                def refuse(**inputs: object) -> None:
-                    raise ReplayError("moved")
-
-                core.runner = refuse  # type: ignore[assignment]
+                core.runner = Refusing()  # type: ignore[assignment]
                 with pytest.raises(ReplayError):
                     core.step()
                 core.runner = runner
@@ -98,7 +105,7 @@ def test_2000_replays_with_joins_and_leaves(ladder: Ladder, device) -> None:
 
 
 def check_rows(core) -> None:
-    rows, staged = core.scheduler.rows, core.buffers._staged
+    rows, staged = core.scheduler.rows, core.buffers.staged
     live = 0 if staged is None else staged[0].num_reqs  # the last may be in the middle of its prompt
     state = {name: core.buffers[name] for name in ("tokens", "positions", "seq_lens", "block_tables")}
     for name, value in state.items():

@@ -166,7 +166,7 @@ def raises_before_tokens(group: Group, folder: Path) -> tuple[list[int], int]:
     core, check, calls = llm.core, mine.check, []
 
     def late() -> None:
-        calls.append(len(core._flights))
+        calls.append(len(core._flights.under_way))
         check()
         if len(calls) == 4:
             raise CommError("a planted lateness")

@@ -88,7 +88,7 @@ def test_the_countdown_ends_where_a_block_or_a_length_does(limit: int) -> None:
     steps = 0
     while (grown := steady.next()) is not None:
         steps += 1
-        assert all(rows[row].blocks[index] == block for row, index, block in grown)
+        assert all(rows[row].blocks[index] == block for row, index, block in zip(*grown, strict=True))
         for one, start in zip(rows, (5, 9, 16), strict=True):
             assert len(one.blocks) * 16 >= start + steps < limit
     assert 16 + steps == limit - 1  # the longest has its last token then
@@ -103,7 +103,7 @@ def test_blocks_for_many_steps_as_far_as_there_are_any() -> None:
         steady = SteadyRows(rows, [16, 16], pool)
         grown = steady.reach(64)
         assert reached <= steady.left < reached + 16, (blocks, steady.left)
-        assert all(rows[row].blocks[index] == block for row, index, block in grown)
+        assert all(rows[row].blocks[index] == block for row, index, block in zip(*grown, strict=True))
         steady.went(steady.left)
         assert steady.left == 0 and pool.num_free >= 2
         assert all(len(one.blocks) * 16 >= length for one, length in zip(rows, steady.lengths, strict=True))

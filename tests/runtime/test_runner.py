@@ -253,3 +253,118 @@ def rounds_us(call: Callable[[], object], rounds: int = 20, count: int = 50) -> 
             taken.append(time.perf_counter() - started)
         medians.append(round(statistics.median(taken) * 1e6, 1))
     return medians
+
+
+def once_more(runner: GraphRunner, size: int = 3) -> list[float]:
+    """What a call of no inputs gives from here on, of a runner like this one."""
+    return runner(num_requests=size).score.tolist()
+
+
+def test_the_same_batch_again_is_a_call_without_inputs(device) -> None:
+    again, called = make(device), make(device)
+    for runner in (again, called):
+        runner(ids=[1, 2, 3], lens=[1] * 3)
+    for _ in range(5):
+        out = again.again()
+        assert out.score.tolist() == once_more(called) and out.score.shape == (3,)
+        assert (out.mode, out.real, out.padded, out.reason) == (Mode.FULL, 3, 4, Reason.PADDED)
+    assert again.stats.as_dict() == called.stats.as_dict()
+
+
+CHANGES: dict[str, Callable[[GraphRunner], object]] = {
+    "other inputs": lambda runner: runner(ids=[7, 8, 9], lens=[1] * 3),
+    "a patch": lambda runner: runner.buffers.patch([1], state=[[1.0, 2.0, 3.0, 4.0]]),
+    "inputs staged past the runner": lambda runner: runner.buffers.stage(*runner.buffers.staged, {"ids": [9, 9, 9]}),
+    "another batch and back": lambda runner: (runner(ids=range(9), lens=[1] * 9), runner(ids=[1] * 3, lens=[1] * 3)),
+    "an eager batch and back": lambda runner: (runner(num_requests=16), runner(num_requests=3)),
+    "graphs captured anew": lambda runner: (runner.recapture(), runner(ids=[4, 5, 6], lens=[1] * 3)),
+    "no graphs": lambda runner: (runner.release(), runner(ids=[4, 5, 6], lens=[1] * 3)),
+    "verified": lambda runner: runner.verify(batches_per_key=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_has_changed_is_not_overlooked(change: Callable[[GraphRunner], object], device) -> None:
+    again, called = make(device, ladder=Ladder.explicit([4, 12])), make(device, ladder=Ladder.explicit([4, 12]))
+    for runner in (again, called):
+        runner(ids=[1, 2, 3], lens=[1] * 3)
+    for _ in range(2):
+        again.again(), once_more(called)
+    for runner in (again, called):
+        with torch.no_grad():
+            change(runner)
+    for _ in range(3):
+        with torch.no_grad():
+            out, want = again.again(), called(num_requests=3)
+        assert out.score.tolist() == want.score.tolist() and (out.mode, out.reason) == (want.mode, want.reason)
+    assert again.stats.as_dict() == called.stats.as_dict()
+
+
+def test_another_batch_is_the_one_that_is_run_again(device) -> None:
+    runner = make(device)
+    runner(ids=[1, 2, 3], lens=[1] * 3)
+    runner.again()
+    for size in (9, 3, 16):
+        runner(num_requests=size)
+        assert [runner.again().score.shape for _ in range(3)] == [(size,)] * 3
+
+
+def test_there_is_nothing_to_run_again(device) -> None:
+    runner = make(device)
+    for _ in range(2):
+        with pytest.raises(InputError, match="again: nothing is staged since the buffers were reset"):
+            runner.again()
+        runner(ids=[1], lens=[1])
+        runner.again()
+        runner.buffers.reset()
+
+
+def test_what_is_needed_with_every_step_is_needed_again(device) -> None:
+    slots = [Slot("x", torch.float32, "request", PaddingPolicy.FOREACH_COPY)]
+    runner = GraphRunner(
+        lambda x: x * 2,
+        StaticBuffers(max_requests=2, device=device, slots=slots),
+        GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2])),
+    )
+    runner.capture()
+    runner(x=[1.0, 2.0])
+    with pytest.raises(InputError, match="slot x: FOREACH_COPY needs it with every step"):
+        runner.again()
+
+
+def test_a_moved_weight_is_found_by_running_again(device) -> None:
+    runner = make(device)
+    runner(ids=[1, 2, 3], lens=[1] * 3)
+    runner.again()
+    state = {"cache": torch.zeros(4, device=device)}
+    runner.watch(state, "late")  # from the next step on
+    state["cache"] = torch.zeros(4, device=device)
+    with pytest.raises(ReplayError, match=r"moved since the capture: late\.cache from"):
+        for _ in range(10):
+            runner.again()
+
+
+def test_an_error_of_running_again_gives_the_turn_back(device, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make(device)
+    runner(ids=[1, 2, 3], lens=[1] * 3)
+    runner.again()
+
+    def interrupted() -> None:
+        with pytest.raises(ReplayError, match="from inside its own step"):
+            runner.again()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "_check", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.again()
+    monkeypatch.undo()
+    assert runner.again().real == 3
+
+
+def test_graphs_that_are_released_are_not_kept_for_running_again(device) -> None:
+    runner = make(device)
+    runner(ids=[1, 2, 3], lens=[1] * 3)
+    kept = weakref.ref(runner.again().score)
+    assert kept() is runner.again().score
+    runner.release()
+    assert kept() is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,19 +74,16 @@ class Takers:
         return self._mailboxes + (self._positions + np.arange(steps.start, steps.stop)[:, None]) % self._lines
 
 
-class Flight(NamedTuple):
-    """A step. step: since its takers' first. changes: the scheduler's; while it is the same, nobody has left."""
-
-    takers: Takers
-    step: int
-    changes: int
-    mark: Mark
+Flight = tuple[Takers, int, int, Mark]
+"""A step: its takers, how many steps it is since their first, the scheduler's changes, and the mark behind it. While
+the changes are the same, nobody has left."""
 
 
 class Flights:
     """At most two steps on their way, in order, and the memory that they tell their tokens in.
 
-    told: for the step; see `ops.advance`. mailboxes: places in which tokens are told. most: steps of a loop.
+    told: for the step; see `ops.advance`. under_way: the oldest first.
+    mailboxes: places in which tokens are told. most: steps of a loop.
     check: called once a step is over and before its tokens are taken; raises where they must not be.
     """
 
@@ -102,60 +99,58 @@ class Flights:
         self.told, host = platform.shared((mailboxes, self._lines), torch.int64)
         self._told = host.numpy().reshape(-1)
         self._scheduler, self._check = scheduler, check
-        self._flights: deque[Flight] = deque()
+        self.under_way: deque[Flight] = deque()
         self._last: Flight | None = None  # launched, read or not
         self._torn = False  # an interrupt came while the oldest was read: some requests may have its tokens
-        self._marks = deque(platform.mark() for _ in range(_MOST))
-
-    def __len__(self) -> int:
-        return len(self._flights)
+        self._marks = cycle([platform.mark() for _ in range(_MOST)])
 
     def ahead(self) -> Mapping[Request, int]:
         """How many tokens each request waits for."""
         counts: dict[Request, int] = {}
-        for flight in self._flights:
-            for request, stint in zip(flight.takers.requests, flight.takers.stints, strict=True):
+        for takers, *_ in self.under_way:
+            for request, stint in zip(takers.requests, takers.stints, strict=True):
                 if request.stint == stint:
                     counts[request] = counts.get(request, 0) + 1
         return counts
 
     def launched(self, takers: Mapping[Request, int]) -> None:
         """A step was launched. takers: as for `Takers`."""
-        self._add(Flight(Takers(takers, self._lines), 0, self._scheduler.changes, self._next_mark()))
+        self._add(Takers(takers, self._lines), 0, self._scheduler.changes)
 
     def launched_again(self) -> None:
         """A step like the last one was launched: a token further for everybody."""
         assert self._last is not None, "a step like which?"
         takers, step, changes, _ = self._last
-        self._add(Flight(takers, step + 1, changes, self._next_mark()))
+        self._add(takers, step + 1, changes)
 
     def read(self) -> Produced:
         """The tokens of the oldest step, which the host waits for. They are put to the requests' outputs."""
-        takers, step, changes, mark = self._flights[0]
+        takers, step, changes, mark = self.under_way[0]
         mark.wait()
         if self._check is not None:
             self._check()
-        tokens = self._told.take(takers.places(step)).tolist()
+        told = self._told.take(takers.places(step))
         torn, self._torn = self._torn, True
-        produced = self._read_some(takers, step, tokens) if torn else self._take(takers, step, changes, tokens)
-        self._flights.popleft()
+        produced = self._read_some(takers, step, told.tolist()) if torn else self._take(takers, step, changes, told)
+        self.under_way.popleft()
         self._torn = False
         return produced
 
     def read_loop(self, steps: int) -> Produced:
         """The tokens of so many steps like the last one, all over; no other is on its way. Only in the last of them a
         request may have ended."""
-        assert self._last is not None and not self._flights, "steps like which?"
+        assert self._last is not None and not self.under_way, "steps like which?"
         takers, last, changes, mark = self._last
         told = self._told.take(takers.places_of(range(last + 1, last + 1 + steps)))
         for output, tokens in zip(takers.outputs, told[:-1].T.tolist(), strict=True):
             output.extend(tokens)
-        ends = self._take(takers, last + steps, changes, told[-1].tolist())
-        self._last = Flight(takers, last + steps, changes, mark)
+        ends = self._take(takers, last + steps, changes, told[-1])
+        self._last = takers, last + steps, changes, mark
         return Produced(takers.requests, told[:-1].ravel().tolist() + [token for _, token in ends])
 
-    def _take(self, takers: Takers, step: int, changes: int, tokens: list[int]) -> Produced:
-        if changes != self._scheduler.changes or (tokens and min(tokens) < 0):
+    def _take(self, takers: Takers, step: int, changes: int, told: np.ndarray[Any, Any]) -> Produced:
+        tokens = told.tolist()
+        if changes != self._scheduler.changes or (tokens and tokens[told.argmin()] < 0):  # a fraction of `min`'s time
             return self._read_some(takers, step, tokens)
         for _ in map(list.append, takers.outputs, tokens):  # half the time of a loop of our own
             pass
@@ -178,12 +173,8 @@ class Flights:
                 self._scheduler.end(request)
         return Produced(requests, given)
 
-    def _add(self, flight: Flight) -> None:
-        self._last = flight
-        self._flights.append(flight)
-
-    def _next_mark(self) -> Mark:
-        mark = self._marks[0]
-        self._marks.rotate(-1)
+    def _add(self, takers: Takers, step: int, changes: int) -> None:
+        mark = next(self._marks)
         mark.set()
-        return mark
+        self._last = takers, step, changes, mark
+        self.under_way.append(self._last)

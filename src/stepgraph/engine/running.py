@@ -43,28 +43,30 @@ class Running:
         told, so that a caller may call again meanwhile."""
         self._in_step = True
         try:
-            for id in self._step():
-                one = self._tracked.get(id)
-                if one is None:
-                    continue
-                one.catch_up()
-                if one.finished:
-                    self._remove(one)
+            core, changes = self._core, self._core.scheduler.changes
+            produced = core.step_ahead() if core.steps_per_launch == 1 else core.step_many()
+            if not produced.requests:  # a step that was interrupted may have had tokens
+                self._catch_up(list(self._tracked))
+            elif self._heard or core.scheduler.changes != changes:
+                self._catch_up([request.id for request in produced.requests])
+            else:  # then none has ended
+                self._turn = (self._turn + 1) % _TURNS
+                for request in produced.requests[self._turn :: _TURNS]:
+                    self._tracked[request.id].go_on()
         finally:
             self._in_step = False
             while self._to_abort:
                 self.abort(self._to_abort.pop())
 
-    def _step(self) -> list[int]:
-        """Returns the requests that are to catch up."""
-        core, changes = self._core, self._core.scheduler.changes
-        produced = core.step_ahead() if core.steps_per_launch == 1 else core.step_many()
-        if not produced:  # a step that was interrupted may have had tokens
-            return list(self._tracked)
-        if not self._heard and core.scheduler.changes == changes:  # then none has ended
-            self._turn = (self._turn + 1) % _TURNS
-            return [request.id for request in produced.requests[self._turn :: _TURNS]]
-        return [request.id for request in produced.requests]
+    def _catch_up(self, ids: list[int]) -> None:
+        """Those that have ended leave."""
+        for id in ids:
+            one = self._tracked.get(id)
+            if one is None:
+                continue
+            one.catch_up()
+            if one.finished:
+                self._remove(one)
 
     def _remove(self, one: TrackedRequest) -> None:
         self._core.scheduler.remove(one.request)

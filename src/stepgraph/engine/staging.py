@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from stepgraph.engine.ending import ending_inputs
 from stepgraph.engine.lora import LoraSlots
@@ -61,7 +62,8 @@ class Staging:
         self._in_doubt = False
         if anew:
             self._patch(anew)
-        self.grow(grown)
+        if grown:
+            self.grow(*zip(*grown, strict=True))
         if not anew and not dirty and len(rows) == self._rows_staged:
             return {}
         self._rows_staged = 0 if chunks else len(rows)
@@ -76,10 +78,9 @@ class Staging:
         inputs["prompt_tokens"] = np.array([-1] * len(rows) + prompts, dtype=np.int64)
         return inputs
 
-    def grow(self, grown: Sequence[tuple[int, int, int]]) -> None:
-        """Put blocks into block tables: (row, index, block) each."""
-        if grown:
-            self._buffers.put("block_tables", *zip(*grown, strict=True))
+    def grow(self, rows: ArrayLike, indices: ArrayLike, blocks: ArrayLike) -> None:
+        """Put blocks into block tables of rows."""
+        self._buffers.put("block_tables", rows, indices, blocks)
 
     def _patch(self, anew: dict[int, tuple[Request, int]]) -> None:
         """Write rows' device state afresh. anew: by row the request, and how many of its tokens this step ends at."""

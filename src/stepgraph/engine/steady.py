@@ -9,8 +9,9 @@ import numpy as np
 from stepgraph.engine.kv_blocks import BLOCK_SIZE, BlockPool
 from stepgraph.engine.request import Request
 
-Grown = list[tuple[int, int, int]]
-"""(row, index in its block table, block) of blocks added to rows."""
+Array = np.ndarray[Any, Any]
+Grown = tuple[Array, Array, Array] | tuple[()]
+"""Blocks added to rows, int64 [blocks] each: rows, indices in their block tables, blocks."""
 
 
 class SteadyRows:
@@ -21,25 +22,28 @@ class SteadyRows:
     """
 
     def __init__(self, rows: list[Request], lengths: list[int], pool: BlockPool) -> None:
-        self.num_rows = len(rows)
+        self.num_rows, self._pool = len(rows), pool
         self._first, self._steps = np.array(lengths, dtype=np.int64), 0  # adding to the array is the dearer count
-        self._rows, self._pool = rows, pool
-        self._limits = np.array([request.limit for request in rows], dtype=np.int64)
-        self._held = np.array([len(request.blocks) for request in rows], dtype=np.int64)
+        self._places, self._blocks = np.arange(self.num_rows), [request.blocks for request in rows]
+        self._held = np.array([len(blocks) for blocks in self._blocks], dtype=np.int64)
         ended = np.array([request.ended for request in rows], dtype=bool)
-        self._going = ~ended & (self._first < self._limits)  # those that the last step gives a token
-        self._left = self._count()
+        most = np.array([request.limit - 1 for request in rows], dtype=np.int64)
+        going = ~ended & (self._first <= most)  # those that the last step gives a token
+        self._most = np.where(going, most, 0)  # tokens that a row needs blocks for; the others need none
+        self._end = int((most - self._first)[going].min()) if going.any() else 0  # the step behind which a row ends
+        until = (np.minimum(most, self._held * BLOCK_SIZE) - self._first)[going]
+        self._left = max(int(until.min()), 0) if going.any() else 0
 
     def next(self) -> Grown | None:
         """Go on to the next step. Returns the blocks that it needs, and all rows for a while; None where rows end by
         their length or blocks are short, so that it has to be planned anew."""
-        grown: Grown = []
+        grown: Grown | None = ()
         if not self._left:
-            given = self._grow(BLOCK_SIZE)
-            if given is None:
+            grown = self._grow(BLOCK_SIZE)
+            if grown is None:
                 return None
-            grown, self._left = given, self._count()
-        self.went(1)
+        self._left -= 1
+        self._steps += 1
         return grown
 
     def reach(self, steps: int) -> Grown:
@@ -47,15 +51,14 @@ class SteadyRows:
         while self._left < steps:
             grown = self._grow(steps)
             if grown is not None:
-                self._left = self._count()
                 return grown
             if steps <= BLOCK_SIZE:
                 break
             steps //= 2
-        return []
+        return ()
 
     @property
-    def lengths(self) -> np.ndarray[Any, Any]:
+    def lengths(self) -> Array:
         """int64 [num_rows], after the steps that were taken."""
         return self._first + self._steps
 
@@ -69,26 +72,19 @@ class SteadyRows:
         self._left -= steps
         self._steps += steps
 
-    def _count(self) -> int:
-        """Steps until a row that goes on ends by its length or needs a block."""
-        then = self.lengths + 1
-        steps = np.minimum(self._limits - then, self._held * BLOCK_SIZE - self.lengths)[self._going]
-        return max(int(steps.min()), 0) if len(steps) else 0
-
     def _grow(self, steps: int) -> Grown | None:
         """Blocks for so many steps, while there is one left for each row."""
-        then = self.lengths + 1
-        if not self._going.any() or (then >= self._limits)[self._going].any():
+        if self._steps >= self._end:
             return None
-        tokens = np.minimum(then + steps - 1, self._limits - 1)
-        missing = np.where(self._going, -(-tokens // BLOCK_SIZE) - self._held, 0).clip(0)
-        if self._pool.num_free < missing.sum() + len(self._rows):
+        tokens = np.minimum(self._first + (self._steps + steps), self._most)
+        held = np.maximum(-(-tokens // BLOCK_SIZE), self._held)
+        missing = held - self._held
+        rows = self._places.repeat(missing)
+        taken = self._pool.take(len(rows)) if self._pool.num_free >= len(rows) + self.num_rows else None
+        if taken is None:
             return None
-        rows = np.arange(self.num_rows).repeat(missing).tolist()
-        grown: Grown = []
-        for row, block in zip(rows, self._pool.take(len(rows)) or (), strict=True):
-            blocks = self._rows[row].blocks
-            grown.append((row, len(blocks), block))
-            blocks.append(block)
-        self._held += missing
-        return grown
+        indices = (held - missing.cumsum())[rows] + np.arange(len(rows))  # those of one row follow each other
+        for _ in map(list.append, map(self._blocks.__getitem__, rows.tolist()), taken):
+            pass
+        self._held, self._left = held, min(steps, self._end - self._steps)
+        return rows, indices, np.array(taken, dtype=np.int64)

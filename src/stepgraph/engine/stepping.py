@@ -58,7 +58,7 @@ class Stepping:
         """
         if self._launch():
             return self._read(leave=1)
-        if not len(self._flights):
+        if not self._flights.under_way:
             self._use_gap()
         return self._read(leave=0)
 
@@ -71,7 +71,8 @@ class Stepping:
         if produced := self._read(leave=0):
             return produced
         try:
-            self._staging.grow(steady.reach(self._loops.terms.most))
+            if grown := steady.reach(self._loops.terms.most):
+                self._staging.grow(*grown)
             steps = self._loops.run(self.runner, steady.num_rows, self._staging.num_loras) if steady.left > 0 else 0
             if steps:
                 steady.went(steps)
@@ -83,12 +84,12 @@ class Stepping:
 
     def _launch(self) -> bool:
         """Launch the next step. Not where there is none, or where it takes tokens that are still on their way."""
-        if len(self._flights) > 1:  # an interrupt has left one unread
+        if len(self._flights.under_way) > 1:  # an interrupt has left one unread
             return False
         steady = self._unchanged()
         if steady is not None and self._launch_again(steady):
             return True
-        if len(self._flights) and self._staging.lost:
+        if self._flights.under_way and self._staging.lost:
             return False
         return self._launch_planned()
 
@@ -139,10 +140,11 @@ class Stepping:
             grown = steady.next()
             if grown is None:
                 return False
-            self._staging.grow(grown)
+            if grown:
+                self._staging.grow(*grown)
             if self.attention.plans_each_step:
                 self.attention.plan(steady.lengths, self.buffers["block_tables"])
-            self.runner(num_requests=steady.num_rows, num_loras=self._staging.num_loras)
+            self.runner.again()
             self._flights.launched_again()
         except BaseException:
             self._staging.doubt()
@@ -161,9 +163,10 @@ class Stepping:
 
     def _read(self, leave: int) -> Produced:
         """The tokens of all steps on their way but the last `leave`."""
-        produced = Produced([], [])
-        while len(self._flights) > leave:
-            produced = produced.then(self._flights.read())
+        flights = self._flights
+        produced = flights.read() if len(flights.under_way) > leave else Produced([], [])
+        while len(flights.under_way) > leave:
+            produced = produced.then(flights.read())
         return produced
 
     def _use_gap(self) -> None:

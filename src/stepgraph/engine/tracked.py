@@ -29,12 +29,17 @@ class TrackedRequest:
 
     def catch_up(self) -> None:
         """Take in the tokens that the request has got since; one may end it."""
-        output = self.request.output
         if not self.heard and not self.request.ended:
-            self._text.push(*output[self._taken :])
-            self._taken = len(output)
+            self.go_on()
+        output = self.request.output
         while self._taken < len(output) and not self.finished:
             self._accept(output[self._taken])
+
+    def go_on(self) -> None:
+        """As `catch_up`, where nobody hears it and none of the tokens has ended it."""
+        output = self.request.output
+        self._text.push(*output[self._taken :])
+        self._taken = len(output)
 
     def _accept(self, token: int) -> None:
         request, text = self.request, self._text

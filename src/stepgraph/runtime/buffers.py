@@ -16,6 +16,7 @@ import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.device_rows import DeviceRows
+from stepgraph.runtime.entries import EntryRing
 from stepgraph.runtime.errors import ConfigError, InputError
 from stepgraph.runtime.layout import Span, joined, pack
 from stepgraph.runtime.platforms import Platform, platform_for
@@ -31,6 +32,8 @@ class StaticBuffers(DeviceRows):
 
     max_requests, max_tokens: rows of request and token slots (tokens default to requests).
     device: where the step runs; decides the platform.
+
+    staged: the live batch and the key of the last staging, another pair each time that one writes; None after a reset.
 
     Raises:
         ConfigError: no slots, repeated names, or sizes that are no integers or below 1.
@@ -74,10 +77,11 @@ class StaticBuffers(DeviceRows):
         self._arrays = {name: tensor.numpy() for name, tensor in self._on_host.items() if tensor.dtype in NUMPY_KNOWS}
         self._views: dict[tuple[BatchDescriptor, int | None], dict[str, torch.Tensor]] = {}
         self._fed_from_device: set[str] = set()
-        self._staged: tuple[BatchDescriptor, BatchDescriptor] | None = None
+        self.staged: tuple[BatchDescriptor, BatchDescriptor] | None = None
         self._heads_staged = _NO_ROWS
         self._ranges = [(0, host_end)] if host_end else []
         self._patched: dict[str, set[int]] = {slot.name: set() for slot in given if slot.owner == "device"}
+        self._entries: dict[str, EntryRing] = {}
         self.times_reset = 0
         self.reset()
         self._required = [s.name for s in given if s.pad is PaddingPolicy.FOREACH_COPY]
@@ -93,7 +97,7 @@ class StaticBuffers(DeviceRows):
             self._on_device[name].fill_(slot.pad_value)
             if name in self._on_host:
                 self._on_host[name].fill_(slot.pad_value)
-        self._staged, self._heads_staged = None, _NO_ROWS
+        self.staged, self._heads_staged = None, _NO_ROWS
         self.times_reset += 1
 
     @contextmanager
@@ -104,14 +108,14 @@ class StaticBuffers(DeviceRows):
         except torch.OutOfMemoryError:
             slab = self.slab.cpu()
         host = self._host.clone()
-        known = (self._staged, self._heads_staged, set(self._fed_from_device), list(self._ranges), self.times_reset)
+        known = (self.staged, self._heads_staged, set(self._fed_from_device), list(self._ranges), self.times_reset)
         patched = {name: set(rows) for name, rows in self._patched.items()}
         try:
             yield
         finally:
             self.slab.copy_(slab)
             self._host.copy_(host)
-            self._staged, self._heads_staged, self._fed_from_device, self._ranges, self.times_reset = known
+            self.staged, self._heads_staged, self._fed_from_device, self._ranges, self.times_reset = known
             self._patched = patched
 
     def views(self, batch: BatchDescriptor, request_slots: int | None = None) -> dict[str, torch.Tensor]:
@@ -158,7 +162,7 @@ class StaticBuffers(DeviceRows):
         for name in self._required:
             if name not in inputs:
                 raise InputError(f"slot {name}: FOREACH_COPY needs it with every step, and it was not given")
-        if not inputs and self._staged == (real, padded):
+        if not inputs and self.staged == (real, padded):
             return
         heads, ends = self.rows(real), self.rows(padded, request_slots)
         # All inputs are checked before the first is written: a refused step leaves the buffers as they were.
@@ -180,7 +184,7 @@ class StaticBuffers(DeviceRows):
         self._upload(fed)
         for slot, source in from_device:
             self._on_device[slot.name][: source.shape[0]].copy_(source, non_blocking=True)
-        self._staged, self._heads_staged = (real, padded), heads
+        self.staged, self._heads_staged = (real, padded), heads
 
     def _typed(self, storage: torch.Tensor, slot: Slot) -> torch.Tensor:
         start, stop = self._spans[slot.name]

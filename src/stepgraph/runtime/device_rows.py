@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
+from stepgraph.runtime.entries import EntryRing
 from stepgraph.runtime.errors import InputError
 from stepgraph.runtime.platforms import Platform
 from stepgraph.runtime.slots import Rows, Slot, check_patch
 
 
 class DeviceRows:
-    """The part of step buffers that is about rows of device-owned slots. The host never waits for the device here.
+    """The part of step buffers that is about rows of device-owned slots. The host never waits for the device here,
+    but in `put` for what was put the time before the last.
 
-    _patched: by slot, the rows that were written since the last staging.
+    _patched: by slot, the rows that were written since the last staging. _entries: of the slots that have had any put.
     """
 
     slots: dict[str, Slot]
@@ -26,6 +29,7 @@ class DeviceRows:
     _capacity: Rows
     _on_device: dict[str, torch.Tensor]
     _patched: dict[str, set[int]]
+    _entries: dict[str, EntryRing]
 
     def patch(self, rows: Sequence[int], **values: Any) -> None:
         """Set some rows of device-owned slots: how a request joins or moves. values: [len(rows), *shape] each.
@@ -42,20 +46,25 @@ class DeviceRows:
             self._on_device[name].index_copy_(0, index, source)
             self._patched[name].update(rows)
 
-    def put(self, name: str, rows: Sequence[int], columns: Sequence[int], values: Sequence[int]) -> None:
+    def put(self, name: str, rows: ArrayLike, columns: ArrayLike, values: ArrayLike) -> None:
         """Set single entries of a two-dimensional device-owned slot of whole numbers, such as a block table.
 
         Raises:
-            InputError: as `patch`, or a column that is none.
+            InputError: as `patch`, a column that is none, or not as many of each.
         """
-        slot, entries = self.slots.get(name), np.array([rows, columns, values], dtype=np.int64)
-        if slot is None or slot.owner != "device" or len(slot.shape) != 1:
-            raise InputError(f"slot {name}: no slot with owner='device' and a row of entries")
+        slot = self.slots.get(name)
+        if slot is None or slot.owner != "device" or len(slot.shape) != 1 or slot.dtype.is_floating_point:
+            raise InputError(f"slot {name}: no slot with owner='device' and a row of whole numbers")
         shape = (self._capacity[slot.per], *slot.shape)
-        if ((entries[:2] < 0) | (entries[:2] >= np.array(shape)[:, None])).any():
-            raise InputError(f"slot {name}: rows {rows}, columns {columns} are not all within {shape}")
-        row, column, value = self._uploaded(torch.from_numpy(entries)).unbind()
-        self._on_device[name].index_put_((row, column), value.to(slot.dtype))
+        try:
+            row, column, value = np.array([rows, columns, values], dtype=np.int64)
+            places = np.ravel_multi_index((row, column), shape)
+        except ValueError:
+            raise InputError(f"slot {name}: rows {rows}, columns {columns} are not all within {shape}, or not as many "
+                             f"as values") from None
+        if name not in self._entries:
+            self._entries[name] = EntryRing(self.platform, self._on_device[name])
+        self._entries[name].put(places, value)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Rows of every device-owned request slot as others were: how a request moves with what only the device knows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -17,7 +18,7 @@ from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.dispatch import Decision, Dispatcher, Mode
 from stepgraph.runtime.errors import CaptureError, InputError
 from stepgraph.runtime.naming import describe
-from stepgraph.runtime.outputs import Unit, real_rows
+from stepgraph.runtime.outputs import StepOutput, Unit, real_rows
 
 
 @dataclass
@@ -28,10 +29,21 @@ class BreakTotal:
     host_seconds: float = 0.0
 
 
+class Staged(NamedTuple):
+    """A batch that is staged for one of the graphs, all looked up: who runs it again has only to replay it.
+
+    staged: what the buffers held; once they hold anything else, this is another batch's. output: the same each time.
+    """
+
+    staged: object
+    replay: Callable[[], None]
+    output: StepOutput
+
+
 class Graphs:
     """The graphs of one capture, or none.
 
-    units: what the rows of each output count.
+    units: what the rows of each output count. again: the batch that was run again last.
     """
 
     def __init__(
@@ -42,6 +54,7 @@ class Graphs:
         modes = {key: graph.mode for key, graph in report.graphs.items()}
         self.dispatcher = Dispatcher(config, buffers.max_requests, modes, report.dropped, report.pending)
         self.units = units
+        self.again: Staged | None = None
         self._config, self._buffers = config, buffers
         self._ready: dict[Decision, tuple[Callable[[], None], dict[str, torch.Tensor]]] = {}
 
@@ -122,5 +135,5 @@ class Graphs:
         self._buffers.platform.synchronize()
         for graph in self.by_key.values():
             graph.recording.release()
-        self.by_key = {}
+        self.by_key, self.again = {}, None
         self._ready.clear()

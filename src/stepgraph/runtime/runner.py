@@ -19,8 +19,8 @@ from stepgraph.runtime.captured import Captured
 from stepgraph.runtime.compiler.steps import CompiledSteps
 from stepgraph.runtime.config import Compile, Debug, GraphConfig
 from stepgraph.runtime.dispatch import Decision, Mode, Reason
-from stepgraph.runtime.errors import CaptureError, ConfigError
-from stepgraph.runtime.graphs import Graphs
+from stepgraph.runtime.errors import CaptureError, ConfigError, InputError
+from stepgraph.runtime.graphs import Graphs, Staged
 from stepgraph.runtime.leases import Leases
 from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.outputs import StepOutput, named_outputs
@@ -146,21 +146,29 @@ class GraphRunner(Captured):
         try:
             if num_requests is None:
                 num_requests = self._live.infer_requests(inputs)
-            batch = self._live.get(num_requests, query_len, num_tokens, num_loras)
-            decision = self._graphs.dispatcher.dispatch(batch)
-            replays = decision.mode is not Mode.EAGER
-            if replays and self._check is not None:
+            return self._serve(self._live.get(num_requests, query_len, num_tokens, num_loras), inputs)
+        finally:
+            self.pool.leave()
+
+    def again(self) -> StepOutput:
+        """Run the batch that was staged last once more, on what its slots hold now: a call with its counts and no
+        inputs, which does not look up what it found the last time.
+
+        Raises:
+            InputError: nothing is staged since the buffers were reset, or a slot is needed with every step.
+            ReplayError: as for a call.
+        """
+        self.pool.enter()
+        try:
+            known = self._graphs.again
+            if known is None or known.staged is not self.buffers.staged:
+                return self._serve_again()
+            _, replay, output = known
+            if self._check is not None:
                 self._check()
-            self.buffers.stage(batch, decision.key, inputs, self._request_slots)
-            if self._leases is not None:
-                self._leases.step(replays=replays)
-            tensors = self._graphs.replay(decision) if replays else self._run_eager(decision)
-            self.stats.record(decision)
-            if decision.wanted is not None:
-                self._graphs.wanted[decision.wanted] += 1
-            if self._leases is not None:
-                tensors = self._leases.lend(tensors, replayed=replays)
-            return StepOutput(tensors, decision)
+            replay()
+            self.stats.record(output.decision)
+            return output
         finally:
             self.pool.leave()
 
@@ -240,6 +248,33 @@ class GraphRunner(Captured):
                 self._run(batch)
             finally:
                 self.buffers.reset()
+
+    def _serve(self, batch: BatchDescriptor, inputs: Mapping[str, Any]) -> StepOutput:
+        decision = self._graphs.dispatcher.dispatch(batch)
+        replays = decision.mode is not Mode.EAGER
+        if replays and self._check is not None:
+            self._check()
+        self.buffers.stage(batch, decision.key, inputs, self._request_slots)
+        if self._leases is not None:
+            self._leases.step(replays=replays)
+        tensors = self._graphs.replay(decision) if replays else self._run_eager(decision)
+        self.stats.record(decision)
+        if decision.wanted is not None:
+            self._graphs.wanted[decision.wanted] += 1
+        if self._leases is not None:
+            tensors = self._leases.lend(tensors, replayed=replays)
+        return StepOutput(tensors, decision)
+
+    def _serve_again(self) -> StepOutput:
+        """And remember what was found, where a step is nothing but its replay."""
+        staged = self.buffers.staged
+        if staged is None:
+            raise InputError("again: nothing is staged since the buffers were reset; call the runner with a batch first")
+        output = self._serve(staged[0], {})
+        decision, staged = output.decision, self.buffers.staged
+        if decision.mode is not Mode.EAGER and decision.wanted is None and self._leases is None:
+            self._graphs.again = Staged(staged, self._graphs.by_key[decision.key].recording.replay, output)
+        return output
 
     def _run_eager(self, decision: Decision) -> dict[str, torch.Tensor]:
         told = (decision.reason, decision.batch.is_uniform)
