@@ -27,9 +27,7 @@ class TimedMark:
 
     def __init__(self, mark: Mark) -> None:
         self._mark, self.waited = mark, 0.0
-
-    def set(self) -> None:
-        self._mark.set()
+        self.set = mark.set
 
     def wait(self) -> None:
         started = time.perf_counter()
@@ -69,6 +67,7 @@ class SteadyEngine:
         )
         self.core.capture()
         self.running = Running(self.core)
+        self.step = self.running.step
         for id in range(rows):
             text = [(7 * id + 13 * place) % model.config.vocab_size for place in range(prompt)]
             request = Request(id, text, GREEDY, 7, most)
@@ -80,9 +79,6 @@ class SteadyEngine:
         marks = [TimedMark(mark) for mark in islice(flights._marks, 2)]
         flights._marks = cycle(marks)
         self.marks = [asleep, *marks]
-
-    def step(self) -> None:
-        self.running.step()
 
     def host_us(self, count: int) -> list[float]:
         """Of each step the host's time without its waiting for the device."""

@@ -54,7 +54,6 @@ def test_a_step_that_failed_is_told_everything_again(device) -> None:
         while core.scheduler.has_work:
             steps += 1
             if steps == fail_at:
-
                 core.runner = Refusing()  # type: ignore[assignment]
                 with pytest.raises(ReplayError):
                     core.step()

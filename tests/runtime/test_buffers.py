@@ -425,6 +425,11 @@ def test_entries_are_put_where_they_belong(device) -> None:
     for name, rows, columns in (("host", [0], [0]), ("place", [0], [0]), ("table", [4], [0]), ("table", [0], [-1])):
         with pytest.raises(InputError, match=f"slot {name}"):
             buffers.put(name, rows, columns, [1])
+    for rows, columns in (([0, 1], [0, 1]), ([0], [0, 1])):
+        with pytest.raises(InputError, match="not as many"):
+            buffers.put("table", rows, columns, [1])
+    with torch.inference_mode():
+        buffers.put("table", [], [], [])
     assert buffers["table"].sum() == 24
 
 

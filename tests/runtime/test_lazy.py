@@ -77,6 +77,17 @@ def test_requests_go_on_over_a_gap(device: torch.device) -> None:
         assert decode(runner, 3).total.tolist() == decode(eager, 3).total.tolist()
 
 
+def test_running_again_takes_the_graph_that_a_gap_has_left(device: torch.device) -> None:
+    runner = lazy_runner(device)
+    decode(runner, 3)
+    for _ in range(2):
+        assert runner.again().reason is Reason.PENDING
+    assert runner.pending[0] == BatchDescriptor.decode(4)  # each of the three is counted
+    runner.capture_pending(seconds=0)
+    assert [runner.again().reason for _ in range(3)] == [Reason.PADDED] * 3
+    assert runner.stats.by_reason() == {"pending": 3, "padded": 3}
+
+
 def test_the_same_guards_hold() -> None:
     runner = lazy_runner(torch.device("cpu"))
     inner = runner._run.step

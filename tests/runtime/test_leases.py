@@ -82,6 +82,17 @@ def test_a_view_is_as_good_as_its_tensor(device, debug: str) -> None:
             view.sum()
 
 
+@pytest.mark.parametrize("debug", DEBUG)
+def test_running_again_ends_leases_too(device, debug: str) -> None:
+    runner = sums_runner(config(debug), device)
+    first, second, third = step(runner).sums, runner.again().sums, runner.again().sums
+    with refused():
+        first.tolist()
+    with pytest.raises(ReplayError, match="step 2 made it and step 3 has overwritten it"):
+        second.tolist()
+    assert third.shape == (2,)
+
+
 def test_copies_are_plain_and_stay() -> None:
     runner = sums_runner(config())
     out = step(runner)

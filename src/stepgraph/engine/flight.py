@@ -23,6 +23,8 @@ class Produced(Sequence[tuple[Request, int]]):
     requests: of each of the steps. tokens: of all of them.
     """
 
+    __slots__ = ("_tokens", "requests")
+
     def __init__(self, requests: list[Request], tokens: list[int]) -> None:
         self.requests, self._tokens = requests, tokens
 
@@ -100,7 +102,7 @@ class Flights:
         self._told = host.numpy().reshape(-1)
         self._scheduler, self._check = scheduler, check
         self.under_way: deque[Flight] = deque()
-        self._last: Flight | None = None  # launched, read or not
+        self._takers, self._step, self._changes = Takers({}, self._lines), 0, 0  # of the last one, read or not
         self._torn = False  # an interrupt came while the oldest was read: some requests may have its tokens
         self._marks = cycle([platform.mark() for _ in range(_MOST)])
 
@@ -115,13 +117,15 @@ class Flights:
 
     def launched(self, takers: Mapping[Request, int]) -> None:
         """A step was launched. takers: as for `Takers`."""
-        self._add(Takers(takers, self._lines), 0, self._scheduler.changes)
+        self._takers, self._step, self._changes = Takers(takers, self._lines), -1, self._scheduler.changes
+        self.launched_again()
 
     def launched_again(self) -> None:
         """A step like the last one was launched: a token further for everybody."""
-        assert self._last is not None, "a step like which?"
-        takers, step, changes, _ = self._last
-        self._add(takers, step + 1, changes)
+        self._step += 1
+        mark = next(self._marks)
+        mark.set()
+        self.under_way.append((self._takers, self._step, self._changes, mark))
 
     def read(self) -> Produced:
         """The tokens of the oldest step, which the host waits for. They are put to the requests' outputs."""
@@ -139,21 +143,20 @@ class Flights:
     def read_loop(self, steps: int) -> Produced:
         """The tokens of so many steps like the last one, all over; no other is on its way. Only in the last of them a
         request may have ended."""
-        assert self._last is not None and not self.under_way, "steps like which?"
-        takers, last, changes, mark = self._last
+        assert not self.under_way, "read what is under way first"
+        takers, last = self._takers, self._step
         told = self._told.take(takers.places_of(range(last + 1, last + 1 + steps)))
         for output, tokens in zip(takers.outputs, told[:-1].T.tolist(), strict=True):
             output.extend(tokens)
-        ends = self._take(takers, last + steps, changes, told[-1])
-        self._last = takers, last + steps, changes, mark
+        ends = self._take(takers, last + steps, self._changes, told[-1])
+        self._step = last + steps
         return Produced(takers.requests, told[:-1].ravel().tolist() + [token for _, token in ends])
 
     def _take(self, takers: Takers, step: int, changes: int, told: np.ndarray[Any, Any]) -> Produced:
         tokens = told.tolist()
         if changes != self._scheduler.changes or (tokens and tokens[told.argmin()] < 0):  # a fraction of `min`'s time
             return self._read_some(takers, step, tokens)
-        for _ in map(list.append, takers.outputs, tokens):  # half the time of a loop of our own
-            pass
+        any(map(list.append, takers.outputs, tokens))  # to the last, as each gives None; half the time of a loop
         return Produced(takers.requests, tokens)
 
     def _read_some(self, takers: Takers, step: int, tokens: list[int]) -> Produced:
@@ -172,9 +175,3 @@ class Flights:
             if told < 0:
                 self._scheduler.end(request)
         return Produced(requests, given)
-
-    def _add(self, takers: Takers, step: int, changes: int) -> None:
-        mark = next(self._marks)
-        mark.set()
-        self._last = takers, step, changes, mark
-        self.under_way.append(self._last)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from stepgraph.engine.ending import ending_inputs
 from stepgraph.engine.lora import LoraSlots
@@ -15,6 +14,7 @@ from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import mark_rows, sampling_inputs
 from stepgraph.engine.scheduler import Chunk
 from stepgraph.runtime.buffers import StaticBuffers
+from stepgraph.runtime.device_rows import Numbers
 
 
 class Staging:
@@ -78,7 +78,7 @@ class Staging:
         inputs["prompt_tokens"] = np.array([-1] * len(rows) + prompts, dtype=np.int64)
         return inputs
 
-    def grow(self, rows: ArrayLike, indices: ArrayLike, blocks: ArrayLike) -> None:
+    def grow(self, rows: Numbers, indices: Numbers, blocks: Numbers) -> None:
         """Put blocks into block tables of rows."""
         self._buffers.put("block_tables", rows, indices, blocks)
 

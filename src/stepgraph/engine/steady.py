@@ -84,7 +84,6 @@ class SteadyRows:
         if taken is None:
             return None
         indices = (held - missing.cumsum())[rows] + np.arange(len(rows))  # those of one row follow each other
-        for _ in map(list.append, map(self._blocks.__getitem__, rows.tolist()), taken):
-            pass
+        any(map(list.append, map(self._blocks.__getitem__, rows.tolist()), taken))  # to the last, as each gives None
         self._held, self._left = held, min(steps, self._end - self._steps)
         return rows, indices, np.array(taken, dtype=np.int64)

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 from stepgraph.runtime.entries import EntryRing
 from stepgraph.runtime.errors import InputError
 from stepgraph.runtime.platforms import Platform
 from stepgraph.runtime.slots import Rows, Slot, check_patch
+
+Numbers = Sequence[int] | np.ndarray[Any, Any]
 
 
 class DeviceRows:
@@ -46,7 +47,7 @@ class DeviceRows:
             self._on_device[name].index_copy_(0, index, source)
             self._patched[name].update(rows)
 
-    def put(self, name: str, rows: ArrayLike, columns: ArrayLike, values: ArrayLike) -> None:
+    def put(self, name: str, rows: Numbers, columns: Numbers, values: Numbers) -> None:
         """Set single entries of a two-dimensional device-owned slot of whole numbers, such as a block table.
 
         Raises:
@@ -60,8 +61,9 @@ class DeviceRows:
             row, column, value = np.array([rows, columns, values], dtype=np.int64)
             places = np.ravel_multi_index((row, column), shape)
         except ValueError:
-            raise InputError(f"slot {name}: rows {rows}, columns {columns} are not all within {shape}, or not as many "
-                             f"as values") from None
+            raise InputError(
+                f"slot {name}: rows {rows}, columns {columns} are not all within {shape}, or not as many as values"
+            ) from None
         if name not in self._entries:
             self._entries[name] = EntryRing(self.platform, self._on_device[name])
         self._entries[name].put(places, value)

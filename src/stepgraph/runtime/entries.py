@@ -20,8 +20,8 @@ class EntryRing:
     """
 
     def __init__(self, platform: Platform, target: torch.Tensor) -> None:
-        self._platform, self._target = platform, target
-        self._make(_LEAST)
+        self._platform, self._target = platform, target.view(-1)
+        self._most, self._turn, self._ring = _LEAST, 0, self._made(_LEAST)
 
     def put(self, places: Array, values: Array) -> None:
         """Write `values` to these places of the target, counted through all its dimensions, in the order of the current
@@ -30,15 +30,14 @@ class EntryRing:
         if len(places) > self._most:
             for entries in self._ring:
                 entries.read.wait()
-            self._make(2 * len(places))
+            self._ring, self._most = self._made(2 * len(places)), 2 * len(places)
         entries = self._ring[self._turn]
         self._turn = 1 - self._turn
-        self._target.put_(*entries.fill(places, values))
+        self._target.index_copy_(0, *entries.fill(places, values))  # `put_` is refused in torch's deterministic mode
         entries.read.set()
 
-    def _make(self, most: int) -> None:
-        self._most, self._turn = most, 0
-        self._ring = [_Entries(self._platform, most, self._target.dtype) for _ in range(2)]
+    def _made(self, most: int) -> list[_Entries]:
+        return [_Entries(self._platform, most, self._target.dtype) for _ in range(2)]
 
 
 class _Entries:

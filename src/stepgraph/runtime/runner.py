@@ -269,7 +269,9 @@ class GraphRunner(Captured):
         """And remember what was found, where a step is nothing but its replay."""
         staged = self.buffers.staged
         if staged is None:
-            raise InputError("again: nothing is staged since the buffers were reset; call the runner with a batch first")
+            raise InputError(
+                "again: nothing is staged since the buffers were reset; call the runner with a batch first"
+            )
         output = self._serve(staged[0], {})
         decision, staged = output.decision, self.buffers.staged
         if decision.mode is not Mode.EAGER and decision.wanted is None and self._leases is None:
