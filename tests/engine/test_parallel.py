@@ -150,7 +150,6 @@ def follows(group: Group, folder: Path) -> list[str]:
         return noted
 
     mine.agree_on_step = noting("agree", agree)  # type: ignore[method-assign]
-    flights.launched = noting("launch", flights.launched)  # type: ignore[method-assign]
     flights.launched_again = noting("launch", flights.launched_again)  # type: ignore[method-assign]
     flights._check = noting("check", check)
     flights._take = noting("take", flights._take)  # type: ignore[method-assign]
