@@ -33,6 +33,7 @@ class CudaRecording:
     def __init__(self, graph: torch.cuda.CUDAGraph, pool: Any, regions: Mapping[int, str] | None) -> None:
         self.pool = pool
         self._graph: torch.cuda.CUDAGraph | None = graph
+        self._launch: Callable[[], None] | None = super(torch.cuda.CUDAGraph, graph).replay  # without torch's frame
         self._regions = regions
         self.node_types: Mapping[str, int] = count_types(graph.raw_cuda_graph())
         self.instantiate_seconds = 0.0
@@ -65,9 +66,9 @@ class CudaRecording:
         return None if self._regions is None else len(self._regions)
 
     def replay(self) -> None:
-        if self._graph is None:
+        if self._launch is None:
             raise ReplayError("this graph was released; capture again before replaying it")
-        self._graph.replay()
+        self._launch()
 
     def loop(self, terms: LoopTerms) -> Callable[[], None]:
         if self._graph is None:
@@ -90,7 +91,7 @@ class CudaRecording:
             self._loop = None
         if self._graph is not None:
             self._graph.reset()
-            self._graph = None
+            self._graph = self._launch = None
 
 
 class CudaSegments:
