@@ -24,7 +24,7 @@ from common import ROOT, commit, in_turns, machine, quantiles, ratio, versions, 
 from piecewise_ways import CASES, CONTEXT, MAX_LEN, TOKENS, Ways
 
 from stepgraph.engine.random_model import random_model
-from stepgraph.ops.operations import get_operations
+from stepgraph.ops.operations import choose_operations, get_operations
 from stepgraph.runtime import GraphRunner
 
 SHAPE, DEVICE, DTYPE, ROUNDS = "llama-3-8b", "cuda", torch.bfloat16, 12
@@ -105,15 +105,16 @@ def merge(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
         f"{TOKENS[-1]} tokens. Piecewise is inductor on the `reference` operations, each piece in a graph of its "
         f"own, attention between them. Its {len(parts)} sizes were compiled in {compiling:.0f} s, nothing of a size "
         f"being cached ({distinct} of {pieces} pieces distinct), and captured in {capturing:.0f} s with that. Each "
-        f"other way against it, paired, in turns. `eager, compiled` runs the pieces without graphs. `unfused` is what "
-        f"an engine runs by default.",
+        f"other way against it, paired, in turns. `eager, compiled` runs the pieces without graphs. "
+        f"`{choose_operations(None, DEVICE)}` is what an engine runs by default.",
         "unit": "ms",
         "machine": "; ".join(dict.fromkeys(part["machine"] for part in parts)),
         "versions": parts[0]["versions"],
         "commit": "; ".join(dict.fromkeys(part["commit"] for part in parts)),
         "columns": ["step", "piecewise", *others],
         "rows": [row_of(part) for part in parts],
-        "parts": parts,
+        "samples": {part["case"]: part["samples"] for part in parts},
+        "parts": [{name: value for name, value in part.items() if name != "samples"} for part in parts],
     }
 
 

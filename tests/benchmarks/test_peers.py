@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -18,22 +17,8 @@ from engine.tiny import CONFIG, request, run_all, tiny_engine, tiny_model
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
 
-ROOT = Path(__file__).resolve().parents[2]
 PEERS = ["gpt-fast-like", "transformers"]
 LIMIT = {"median": 4e12, "p10": 4e12, "p90": 4e12}
-
-
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """A module of benchmarks/, whose modules import each other as scripts do."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-    def load(name: str) -> ModuleType:
-        if name in ("h200_peers", "h200_fused"):
-            pytest.importorskip("triton")  # our own operations beside them are written in it
-        return importlib.import_module(name)
-
-    return load
 
 
 def made(peers: ModuleType, name: str, model: DecoderModel, rows: int, context: int) -> Any:

@@ -21,7 +21,7 @@ SHAPES = [  # rows, columns in, ends of the parts, active adapters, rank
 
 def check(case: LoraCase, bound: float) -> None:
     out = case.out.clone()
-    TritonLora(case.rows)(case.pair, case.x, out)
+    TritonLora(case.rows)(case.pair, case.x, out, case.norm)
     assert distance(out, case.want()) < bound, (out.dtype, out.shape, distance(out, case.want()))
     none = (case.rows.index < 0) | (case.rows.index >= case.rows.active)
     assert torch.equal(out[none], case.out[none])
@@ -30,10 +30,13 @@ def check(case: LoraCase, bound: float) -> None:
 def main() -> None:
     for dtype, bound in ((torch.float32, 1e-5), (torch.float16, 2e-3)):
         for seed, (rows, width, ends, active, rank) in enumerate(SHAPES):
-            case = lora_case(rows=rows, width=width, ends=ends, active=active, rank=rank, dtype=dtype, seed=seed)
-            check(case, bound)
-            # A number beyond those there may be gets nothing.
-            check(replace(case, rows=replace(case.rows, active=max(active - 1, 1))), bound)
+            for norm in (False, True):
+                case = lora_case(
+                    rows=rows, width=width, ends=ends, active=active, norm=norm, rank=rank, dtype=dtype, seed=seed
+                )
+                check(case, bound)
+                # A number beyond those there may be gets nothing.
+                check(replace(case, rows=replace(case.rows, active=max(active - 1, 1))), bound)
 
 
 if __name__ == "__main__":

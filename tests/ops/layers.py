@@ -121,7 +121,7 @@ def make_adapters(case: Case, seed: int = 0) -> tuple[LoraRows, list[LayerLora]]
         LayerLora(
             pair(weights.qkv, queries, queries + keys, queries + 2 * keys),
             pair(weights.attention_out),
-            pair(weights.gate_up, INTERMEDIATE, 2 * INTERMEDIATE),
+            pair(weights.gate_up, len(weights.gate_up) // 2, len(weights.gate_up)),
             pair(weights.down),
         )
         for _ in case.layers

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from stepgraph.ops.fused import launches, small
-from stepgraph.ops.fused.launches import Norm, Places
 from stepgraph.ops.fused.tiling import Tile
 from stepgraph.ops.layer import StepGeometry, inverse_frequencies, norm_qkv_rope_write, rotary_tables
+from stepgraph.ops.norm import Norm
+from stepgraph.ops.operations import Places
 
 EPS, BLOCK_SIZE, BLOCKS_A_ROW = 1e-5, 16, 4
-OPERATIONS = ("linear", "norm_linear", "linear_add", "swiglu", "qkv", "rope_write", "rms_norm", "embed")
+OPERATIONS = ("linear", "norm_linear", "linear_add", "swiglu", "qkv", "rope_write", "rms_norm", "silu_mul", "embed")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ def error(case: Case, device: torch.device | str, dtype: torch.dtype, *, overlap
         want = F.silu(gate) * up
     elif case.operation == "rms_norm":
         got, want = small.rms_norm(there(x), norm.weight, EPS, overlap=overlap), normed
+    elif case.operation == "silu_mul":
+        gate_up = random(rows, 2 * width, scale=3.0)
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        got, want = small.silu_mul(there(gate_up), overlap=overlap), F.silu(gate) * up
     elif case.operation == "embed":
         tokens = torch.randint(out, (rows,), generator=noise)
         got, want = small.embed(there(tokens), there(weight), overlap=overlap), weight[tokens].float()

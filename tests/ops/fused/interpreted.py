@@ -39,13 +39,20 @@ def layers() -> None:
 
 
 def adapters() -> None:
-    case = make_case(LENGTHS)
-    lora = make_adapters(case)
-    plain, _ = run(ReferenceOperations(case.shape), case)
-    want, want_cache = run(ReferenceOperations(case.shape), case, lora)
-    got, cache = run(FusedOperations(case.shape, Tiles(), overlap=False), case, lora)
-    assert distance(got, want) < 1e-5 < distance(plain, want), distance(got, want)
-    assert distance(cache, want_cache) < 1e-5
+    many = [1 + 4 * row for row in range(18)]  # more than take a norm along
+    for lengths, bias, head_norms, tiles in (
+        (LENGTHS, False, False, Tiles()),
+        (LENGTHS, True, True, OneTile(Tile(16, 16, 1))),
+        ([80, 1], False, False, OneTile(None)),
+        (many, True, False, OneTile(Tile(16, 64, 1))),
+    ):
+        case = make_case(lengths, bias=bias, head_norms=head_norms)
+        lora = make_adapters(case)
+        plain, _ = run(ReferenceOperations(case.shape), case)
+        want, want_cache = run(ReferenceOperations(case.shape), case, lora)
+        got, cache = run(FusedOperations(case.shape, tiles, overlap=False), case, lora)
+        assert distance(got, want) < 1e-5 < distance(plain, want), (lengths, distance(got, want))
+        assert distance(cache, want_cache) < 1e-5, lengths
 
 
 def ranks() -> None:

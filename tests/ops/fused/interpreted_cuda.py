@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from ops.fused.emulator import EmulatedKernel
-from ops.layers import check_cache, distance, make_case, run
+from ops.layers import check_cache, distance, make_adapters, make_case, run
 
 from stepgraph.ops import nvrtc
 from stepgraph.ops.fused import cuda_projection
@@ -25,13 +25,18 @@ def main(folder: Path) -> None:
 
     cuda_projection.CudaKernel = make  # type: ignore[assignment, misc]
     nvrtc.available = lambda: True  # type: ignore[assignment]
-    for lengths, bias, head_norms in ((LENGTHS, True, False), ([80], False, True)):
+    for lengths, bias, head_norms, adapters in (
+        (LENGTHS, True, False, False),
+        ([80], False, True, False),
+        (LENGTHS, True, False, True),
+    ):
         case = make_case(lengths, heads=(8, 2, 64), bias=bias, head_norms=head_norms, sizes=(128, 192))
-        truth, truth_cache = run(ReferenceOperations(case.shape), case)
+        truth, truth_cache = run(ReferenceOperations(case.shape), case, make_adapters(case) if adapters else None)
         half = case.to("cpu", torch.float16)
-        reference, reference_cache = run(ReferenceOperations(half.shape), half)
+        lora = make_adapters(half) if adapters else None
+        reference, reference_cache = run(ReferenceOperations(half.shape), half, lora)
         tiles = OneTile(Tile(16, 64, 2, 2, "cuda"))
-        got, cache = run(FusedOperations(half.shape, tiles, overlap=False), half)
+        got, cache = run(FusedOperations(half.shape, tiles, overlap=False), half, lora)
         check_cache(cache, half.kv_cache, half)
         assert distance(got, truth) <= 2 * distance(reference, truth)
         assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache)

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from engine.tiny import CONFIG, tiny_engine
+from engine.tiny import CONFIG, tiny_engine, tiny_graphs
 from ops.interpreter import check_interpreted
 from ops.layers import check_cache, distance, make_adapters, make_case, run
 
-from stepgraph.ops.operations import get_operations
+from stepgraph.engine.lora import LoraConfig, LoraSlots, with_cases
+from stepgraph.ops.lora import NO_ADAPTERS
+from stepgraph.ops.operations import Hidden, Places, get_operations
 from stepgraph.ops.reference_set import ReferenceOperations
+from stepgraph.runtime.batch import BatchDescriptor
 
 BATCHES = {"one": [80], "few": [1, 0, 16, 17, 80, 31, 0], "many": [1 + 4 * row for row in range(18)]}
 HALF = torch.bfloat16
@@ -28,7 +31,6 @@ FAMILIES = [  # heads, bias, norms of heads, hidden and intermediate, dtype; mul
     ((8, 2, 128), False, False, (256, 512), HALF),
     ((8, 2, 128), True, False, (256, 512), torch.float32),
 ]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def test_the_triton_kernels_agree_with_the_reference_under_the_interpreter() -> None:
@@ -55,10 +57,49 @@ def test_a_layer_is_as_near_to_float32_as_the_reference(device, batch, heads, bi
     assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache) + 1e-5
 
 
+ADAPTED = ["_shrink_row", "_expand_row"]
+IN_A_LAYER = {  # what it launches besides its attention, by adapters and norms of heads
+    (False, False): ["norm_qkv_rope_write", "linear", "norm_gate_up_swiglu", "linear"],
+    (False, True): ["linear", "_rope_write", "linear", "norm_gate_up_swiglu", "linear"],
+    (True, False): [
+        *("linear", *ADAPTED, "_rope_write", "linear", *ADAPTED),
+        *("linear", *ADAPTED, "_silu_mul", "linear", *ADAPTED),
+    ],
+}
+IN_A_LAYER[True, True] = IN_A_LAYER[True, False]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run where there is a GPU")
+@pytest.mark.parametrize(("adapters", "head_norms"), IN_A_LAYER)
+@pytest.mark.parametrize("rows", [1, 16])
+def test_a_layer_of_the_triton_kernels_compiles_for_hopper(adapters: bool, head_norms: bool, rows: int) -> None:
+    """What is no program to a compiler may pass the interpreter. The launches are the layer's own, in their order."""
+    pytest.importorskip("triton")
+    from ops.compiling import compiled_kernels
+
+    from stepgraph.ops.fused.operation_set import FusedOperations
+    from stepgraph.ops.fused.tiling import OneTile, Tile
+
+    case = make_case([80] * rows, heads=(8, 2, 64), bias=True, head_norms=head_norms, sizes=(256, 512)).to("cpu", HALF)
+    operations = FusedOperations(case.shape, OneTile(Tile(16, 64, 4, 3 if rows > 1 else 1)), overlap=True)
+    mine = operations.adapters(*make_adapters(case))[0] if adapters else NO_ADAPTERS
+
+    def layer() -> None:
+        operations.layer(
+            Hidden(torch.zeros(rows, 256, dtype=HALF)), case.layers[0], Places(case.positions, case.block_tables),
+            case.kv_cache[:, 0], lambda q, kv, out: None, mine,
+        )  # fmt: skip
+
+    assert compiled_kernels(layer) == IN_A_LAYER[adapters, head_norms]
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_with_adapters_it_is_as_near_to_float32_as_the_reference(device, dtype) -> None:
-    case = make_case(BATCHES["few"], heads=(8, 2, 64))
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(("heads", "bias", "head_norms", "sizes", "dtype"), FAMILIES)
+def test_with_adapters_it_is_as_near_to_float32_as_the_reference(
+    device, batch, heads, bias, head_norms, sizes, dtype
+) -> None:
+    case = make_case(BATCHES[batch], heads=heads, bias=bias, head_norms=head_norms, sizes=sizes)
     truth, truth_cache = run(ReferenceOperations(case.shape), case, make_adapters(case))
     moved = case.to(device, dtype)
     adapters = make_adapters(moved)
@@ -66,6 +107,27 @@ def test_with_adapters_it_is_as_near_to_float32_as_the_reference(device, dtype) 
     got, cache = run(get_operations("fused", device, moved.shape), moved, adapters)
     assert distance(got, truth) <= 2 * distance(reference, truth) + 1e-5
     assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache) + 1e-5
+
+
+@pytest.mark.gpu
+def test_a_layer_with_adapters_is_fifteen_launches(device) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    from stepgraph.ops.fused.operation_set import SEVEN
+
+    lora = LoraConfig(slots=2, max_rank=16, cases=(0, 2))
+    core = tiny_engine(
+        device,
+        graphs=with_cases(tiny_graphs("full", device=device, max_num_seqs=4), lora),
+        max_num_seqs=4,
+        operations="fused",
+        lora=LoraSlots(CONFIG, lora, torch.float32, device),
+    )
+    nodes = core.runner.graph_nodes(BatchDescriptor.decode(4, num_loras=2))
+    for layer in range(CONFIG.num_layers):
+        front = f"layers.{layer}/"
+        mine = Counter(node.region.removeprefix(front) for node in nodes if node.region.startswith(front))
+        adapted = {f"{name}/adapters": 2 for name in SEVEN if name.endswith("_projection")}
+        assert mine == dict.fromkeys(SEVEN, 1) | adapted
 
 
 @pytest.mark.gpu

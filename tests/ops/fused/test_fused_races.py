@@ -17,7 +17,7 @@ from ops.captured import capture
 pytestmark = pytest.mark.gpu
 
 WIDTH, SIZE, ROW = 256, 64, 512
-BY_TRITON = ("linear", "linear_add", "swiglu", "qkv", "rms_norm", "rope_write")
+BY_TRITON = ("linear", "linear_add", "swiglu", "qkv", "rms_norm", "rope_write", "silu_mul")
 KINDS = [*((kind, "triton") for kind in BY_TRITON), *((kind, "cuda") for kind in BY_TRITON[:4])]
 
 
@@ -53,8 +53,9 @@ class Kernel:
     """One launch of one kind, which reads `x` [rows, WIDTH] and writes `out`."""
 
     def __init__(self, kind: str, kernel: str, rows: int) -> None:
-        from stepgraph.ops.fused.launches import Norm, Places
         from stepgraph.ops.fused.tiling import Tile
+        from stepgraph.ops.norm import Norm
+        from stepgraph.ops.operations import Places
 
         self.kind, self.x, self.out = kind, random(rows, WIDTH, seed=9), random(rows, ROW, seed=3)
         self._tile = Tile(16, 64, 2, 2, "cuda") if kernel == "cuda" else Tile(16, 64, 4, 3 if rows > 1 else 1)
@@ -78,6 +79,8 @@ class Kernel:
             self.out = launches.norm_gate_up_swiglu(x, norm, self._weight, tile, overlap=overlap)
         elif self.kind == "rms_norm":
             self.out = small.rms_norm(x, norm.weight, norm.eps, overlap=overlap)
+        elif self.kind == "silu_mul":
+            self.out = small.silu_mul(x, overlap=overlap)
         elif self.kind == "qkv":
             self.out = launches.norm_qkv_rope_write(
                 x, norm, self._weight, None, self._places, *self._angles, self._kv, 4, tile, overlap=overlap

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 
 from stepgraph.ops.fused import projections as kernels
 from stepgraph.ops.fused.cuda_projection import Turn, project
 from stepgraph.ops.fused.tiling import Tile
+from stepgraph.ops.norm import Norm
 from stepgraph.ops.operations import Places
 from stepgraph.ops.overlap import launched
-
-
-@dataclass(frozen=True)
-class Norm:
-    """An RMSNorm in front of a projection. weight: [width]."""
-
-    weight: torch.Tensor
-    eps: float
 
 
 def norm_qkv_rope_write(

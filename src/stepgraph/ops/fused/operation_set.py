@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from stepgraph.ops.fused import cuda_projection, launches
-from stepgraph.ops.fused.launches import Norm
-from stepgraph.ops.fused.small import embed, rms_norm, rope_write
+from stepgraph.ops.fused.small import embed, rms_norm, rope_write, silu_mul
 from stepgraph.ops.fused.tiling import OPERATIONS, ROWS, Choice, Tile, Tiles, by_triton, load_tiles
-from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters, LayerLora, LoraRows
+from stepgraph.ops.lora import NO_ADAPTERS, Adapt, LayerAdapters, LayerLora, LoraRows, bind_layers
+from stepgraph.ops.lora.triton_lora import TritonLora
+from stepgraph.ops.norm import Norm
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Places
 from stepgraph.ops.overlap import can_overlap
 from stepgraph.ops.unfused import UnfusedOperations
-from stepgraph.ops.unfused.kernels import silu_mul
 from stepgraph.runtime.regions import region
 
 FIVE = ("norm_qkv_rope_write", "attention", "output_projection", "norm_gate_up_swiglu", "down_projection")
@@ -24,6 +24,9 @@ FIVE = ("norm_qkv_rope_write", "attention", "output_projection", "norm_gate_up_s
 
 SIX = ("norm_qkv_projection", "rotary_kv_write", *FIVE[1:])
 """The same where heads are normed, for which a program would have to own whole heads."""
+
+SEVEN = (*SIX[:4], "norm_gate_up_projection", "activation", SIX[-1])
+"""The same with adapters. They add to what a projection has written, so its region has their two launches too."""
 
 NINE = (
     "input_norm",
@@ -36,7 +39,9 @@ NINE = (
     "activation",
     "down_projection",
 )
-"""The same with a library's projections, which add the residual themselves; and with adapters."""
+"""The same with a library's projections, which add the residual themselves."""
+
+_NORMS = {"qkv": "input_norm", "gate_up": "post_norm"}  # in front of a library's projection
 
 
 class FusedOperations:
@@ -71,7 +76,7 @@ class FusedOperations:
             return Hidden(embed(tokens, embedding, overlap=self._overlap))
 
     def adapters(self, rows: LoraRows, layers: Sequence[LayerLora]) -> list[LayerAdapters]:
-        return self._unfused.adapters(rows, layers)
+        return bind_layers(TritonLora(rows, self._overlap), layers)
 
     def layer(
         self,
@@ -128,23 +133,14 @@ class FusedOperations:
         """x [rows, hidden] to queries [rows, heads, head_dim]; keys and values are written to the cache."""
         shape, overlap = self._shape, self._overlap
         norm = Norm(weights.input_norm, shape.norm_eps)
-        tile = None if adapters.qkv is not None else self._tile("qkv", x, weights.qkv)
-        if tile is not None and weights.q_norm is None:
+        tile = self._tile("qkv", x, weights.qkv)
+        if tile is not None and adapters.qkv is None and weights.q_norm is None:
             with region("norm_qkv_rope_write"):
                 return launches.norm_qkv_rope_write(
                     x, norm, weights.qkv, weights.qkv_bias, places, shape.cos, shape.sin, kv, shape.num_heads, tile,
                     overlap=overlap,
                 )  # fmt: skip
-        if tile is not None:
-            with region("norm_qkv_projection"):
-                qkv = launches.linear(x, weights.qkv, tile, norm=norm, bias=weights.qkv_bias, overlap=overlap)
-        else:
-            with region("input_norm"):
-                normed = rms_norm(x, norm.weight, norm.eps, overlap=overlap)
-            with region("qkv_projection"):
-                qkv = F.linear(normed, weights.qkv, weights.qkv_bias)
-                if adapters.qkv is not None:
-                    adapters.qkv(normed, qkv)
+        qkv = self._projected("qkv", x, norm, weights.qkv, tile, adapters.qkv, weights.qkv_bias)
         with region("rotary_kv_write"):
             rope_write(
                 qkv, places.positions, places.block_tables, shape.cos, shape.sin, kv, shape.num_heads,
@@ -155,18 +151,13 @@ class FusedOperations:
     def activated(self, x: torch.Tensor, weights: LayerWeights, adapters: LayerAdapters = NO_ADAPTERS) -> torch.Tensor:
         """x [rows, hidden] to silu(gate) x up, [rows, intermediate]."""
         norm, overlap = Norm(weights.post_norm, self._shape.norm_eps), self._overlap
-        tile = None if adapters.gate_up is not None else self._tile("gate_up", x, weights.gate_up)
-        if tile is not None:
+        tile = self._tile("gate_up", x, weights.gate_up)
+        if tile is not None and adapters.gate_up is None:
             with region("norm_gate_up_swiglu"):
                 return launches.norm_gate_up_swiglu(x, norm, weights.gate_up, tile, overlap=overlap)
-        with region("post_norm"):
-            normed = rms_norm(x, norm.weight, norm.eps, overlap=overlap)
-        with region("gate_up_projection"):
-            gate_up = F.linear(normed, weights.gate_up)
-            if adapters.gate_up is not None:
-                adapters.gate_up(normed, gate_up)
+        gate_up = self._projected("gate_up", x, norm, weights.gate_up, tile, adapters.gate_up)
         with region("activation"):
-            return silu_mul(gate_up)
+            return silu_mul(gate_up, overlap=overlap)
 
     def add(
         self,
@@ -191,6 +182,32 @@ class FusedOperations:
         if adapt is not None:
             adapt(values, x)
         return x
+
+    def _projected(
+        self,
+        operation: str,
+        x: torch.Tensor,
+        norm: Norm,
+        weight: torch.Tensor,
+        tile: Tile | None,
+        adapt: Adapt | None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x, normed, through weight and bias, and through the adapter of its rows: [rows, out]."""
+        overlap = self._overlap
+        if tile is not None:
+            with region(f"norm_{operation}_projection"):
+                out = launches.linear(x, weight, tile, norm=norm, bias=bias, overlap=overlap)
+                if adapt is not None:
+                    adapt(x, out, norm)
+            return out
+        with region(_NORMS[operation]):
+            normed = rms_norm(x, norm.weight, norm.eps, overlap=overlap)
+        with region(f"{operation}_projection"):
+            out = F.linear(normed, weight, bias)
+            if adapt is not None:
+                adapt(normed, out)
+        return out
 
     def _linear(self, operation: str, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         tile = self._tile(operation, x, weight)

@@ -67,6 +67,16 @@ def rope_write(
     )  # fmt: skip
 
 
+def silu_mul(gate_up: torch.Tensor, *, overlap: bool) -> torch.Tensor:
+    """silu(gate) x up. gate_up: [rows, 2 x intermediate], gate first. Returns [rows, intermediate]."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    _silu_mul[(rows, triton.cdiv(size, 1024))](
+        gate_up, out, size, gate_up.stride(0), BLOCK=1024, PDL=overlap, num_warps=4, **launched(overlap)
+    )
+    return out
+
+
 @triton.jit
 def _embed(tokens, embedding, out, hidden, stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
     if PDL:
@@ -133,3 +143,16 @@ def _rope_write(
         place = kv + block * kv_block + start + dim
     tl.store(place, a, mask=inside)
     tl.store(place + HALF, b, mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, size, row_stride, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < size
+    gate = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * row_stride + size + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * size + column, gate * tl.sigmoid(gate) * up, mask=inside)

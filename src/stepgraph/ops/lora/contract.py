@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 
+from stepgraph.ops.norm import Norm
 from stepgraph.runtime.regions import region
 
-Adapt = Callable[[torch.Tensor, torch.Tensor], None]
-"""(x [rows, in], out [rows, out]): adds to one projection of x, in `out`, what each row's adapter adds. In place."""
+
+class Adapt(Protocol):
+    """What each row's adapter adds to one projection."""
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, norm: Norm | None = None, /) -> None:
+        """x: [rows, in], contiguous. out: [rows, out], the projection of x, added to in place. norm: both are of x
+        normed by it."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +83,13 @@ NO_ADAPTERS = LayerAdapters()
 
 
 def bind_layers(
-    apply: Callable[[LoraPair, torch.Tensor, torch.Tensor], None], layers: Sequence[LayerLora]
+    apply: Callable[[LoraPair, torch.Tensor, torch.Tensor, Norm | None], None], layers: Sequence[LayerLora]
 ) -> list[LayerAdapters]:
-    """apply: (pair, x, out), of the rows of a step. Its launches have a region of their own."""
+    """apply: (pair, x, out, norm), of the rows of a step. Its launches have a region of their own."""
 
-    def named(pair: LoraPair, x: torch.Tensor, out: torch.Tensor) -> None:
+    def named(pair: LoraPair, x: torch.Tensor, out: torch.Tensor, norm: Norm | None = None, /) -> None:
         with region("adapters"):
-            apply(pair, x, out)
+            apply(pair, x, out, norm)
 
     four = [(layer.qkv, layer.attention_out, layer.gate_up, layer.down) for layer in layers]
     return [LayerAdapters(*(partial(named, pair) for pair in pairs)) for pairs in four]

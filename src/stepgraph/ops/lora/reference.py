@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from stepgraph.ops.lora.contract import LoraPair, LoraRows
+from stepgraph.ops.norm import Norm
 
 
 class ReferenceLora:
@@ -16,8 +17,10 @@ class ReferenceLora:
         self._mine = rows.index[:, None] == numbers  # [rows, active]
         self._slots = torch.where(self._mine, rows.slot[:, None], 0).amax(0).long()  # one that is not there: slot 0
 
-    def __call__(self, pair: LoraPair, x: torch.Tensor, out: torch.Tensor) -> None:
-        """x: [rows, in]. out: [rows, out], added to in place."""
+    def __call__(self, pair: LoraPair, x: torch.Tensor, out: torch.Tensor, norm: Norm | None = None) -> None:
+        """As in `Adapt`."""
+        if norm is not None:
+            x = F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
         a, b = pair.a[self._slots], pair.b[self._slots]
         parts = len(pair.ends)
         shrunk = F.linear(x, a.flatten(0, 1)).view(x.shape[0], -1, parts, pair.rank)

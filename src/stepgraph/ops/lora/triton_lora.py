@@ -1,7 +1,7 @@
 """Adapters as two launches a projection: A x in chunks of its columns, then B over their sum.
 
 Programs without a row that has their adapter end at once, so that a recording for many adapters costs little where
-there are few. Sums are made in a fixed order.
+there are few. Sums are made in a fixed order. Up to 16 rows take the norm in front of their projection along.
 
 Where the device knows programmatic launches, each kernel starts while the one in front still runs, reads what that one
 does not write, and then waits for it in every program, so that whoever waits for the last one waits for all.
@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import torch
 
+from stepgraph.ops.fused.small import rms_norm
 from stepgraph.ops.lora import triton_rows, triton_tiles
 from stepgraph.ops.lora.contract import LoraPair, LoraRows
+from stepgraph.ops.lora.shrunk import Shrunk
+from stepgraph.ops.norm import Norm
 from stepgraph.ops.overlap import can_overlap
 
 _FEW_ROWS = 16
@@ -27,16 +30,21 @@ class TritonLora:
     def __init__(self, rows: LoraRows, overlap: bool | None = None) -> None:
         self._rows = rows
         self._overlap = can_overlap(rows.index.device) if overlap is None else overlap
-        self._form = triton_rows if len(rows.index) <= _FEW_ROWS else triton_tiles
+        self._few = len(rows.index) <= _FEW_ROWS
 
-    def __call__(self, pair: LoraPair, x: torch.Tensor, out: torch.Tensor) -> None:
-        """x: [rows, in], out: [rows, out], added to in place; both contiguous within a row."""
-        self.expand(pair, self.shrink(pair, x), out)
+    def __call__(self, pair: LoraPair, x: torch.Tensor, out: torch.Tensor, norm: Norm | None = None) -> None:
+        """As in `Adapt`. Contiguous within a row is enough, but for rows that are normed."""
+        self.expand(pair, self.shrink(pair, x, norm), out)
 
-    def shrink(self, pair: LoraPair, x: torch.Tensor) -> torch.Tensor:
-        """The first launch. Its result is for `expand` alone."""
-        return self._form.shrink(pair, x, self._rows, overlap=self._overlap)
+    def shrink(self, pair: LoraPair, x: torch.Tensor, norm: Norm | None = None) -> Shrunk:
+        """The first launch; of many rows that are normed, behind one for the norm."""
+        if self._few:
+            return triton_rows.shrink(pair, x, norm, self._rows, overlap=self._overlap)
+        if norm is not None:
+            x = rms_norm(x, norm.weight, norm.eps, overlap=self._overlap)
+        return triton_tiles.shrink(pair, x, self._rows, overlap=self._overlap)
 
-    def expand(self, pair: LoraPair, shrunk: torch.Tensor, out: torch.Tensor) -> None:
+    def expand(self, pair: LoraPair, shrunk: Shrunk, out: torch.Tensor) -> None:
         """The second launch."""
-        self._form.expand(pair, shrunk, out, self._rows, overlap=self._overlap)
+        form = triton_rows if self._few else triton_tiles
+        form.expand(pair, shrunk, out, self._rows, overlap=self._overlap)

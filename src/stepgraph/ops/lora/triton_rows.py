@@ -7,6 +7,10 @@ products when the kernel in front has ended.
 All weights of a program are asked for at once, before it waits for the kernel in front; what finds them is two loads
 that are made together. The second launch begins when all programs of the first have begun, so that B is on its way
 while A is multiplied. A program of the first has few ranks and many columns, so there are few sums to add up.
+
+An RMSNorm costs no launch: the first one multiplies x by its weight and sums the squares of x beside, the second scales
+by what they say. Rows that are normed first are rounded to the model's dtype before A; here nothing is rounded before
+the sum that is added to a projection, so the two differ by that rounding, and this is the nearer one to float32.
 """
 
 from __future__ import annotations
@@ -17,45 +21,51 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stepgraph.ops.lora.contract import LoraPair, LoraRows
+from stepgraph.ops.lora.shrunk import Shrunk
 from stepgraph.ops.lora.triton_parts import part_blocks, part_columns
+from stepgraph.ops.norm import Norm
 from stepgraph.ops.overlap import launched
 
 _TILE, _CHUNK = 4, 2048  # rows and columns of A that one program of the first launch has
 _WEIGHTS = 8192  # elements of B that one program of the second launch has
 
 
-def shrink(pair: LoraPair, x: torch.Tensor, step: LoraRows, *, overlap: bool) -> torch.Tensor:
-    """A x in sums over chunks of x's columns: float32 [chunks, rows, parts x rank]. Unset where a row has no adapter.
-
-    x: [rows, in], contiguous within a row.
-    """
+def shrink(pair: LoraPair, x: torch.Tensor, norm: Norm | None, step: LoraRows, *, overlap: bool) -> Shrunk:
+    """A of x, normed where a norm is given. x: [rows, in], contiguous within a row."""
     (rows, width), ranks = x.shape, pair.a.shape[1]
     chunks = triton.cdiv(width, _CHUNK)
-    shrunk = torch.empty((chunks, rows, ranks), dtype=torch.float32, device=x.device)
+    sums = torch.empty((chunks, rows, ranks), dtype=torch.float32, device=x.device)
+    shrunk = Shrunk(sums)
+    if norm is not None:
+        shrunk = Shrunk(sums, torch.empty((chunks, rows), dtype=torch.float32, device=x.device), norm.eps)
     _shrink_row[(rows, ranks // _TILE, chunks)](
-        x, pair.a, shrunk, step.index, step.slot, rows, step.active, width, x.stride(0), pair.a.stride(0),
-        RANKS=ranks, TILE=_TILE, CHUNK=_CHUNK, OVERLAPS=overlap, num_warps=4, **launched(overlap),
+        x, x if norm is None else norm.weight, pair.a, sums, sums if shrunk.squares is None else shrunk.squares,
+        step.index, step.slot, rows, step.active, width, x.stride(0), pair.a.stride(0),
+        RANKS=ranks, TILE=_TILE, CHUNK=_CHUNK, NORM=norm is not None, OVERLAPS=overlap,
+        num_warps=4, **launched(overlap),
     )  # fmt: skip
     return shrunk
 
 
-def expand(pair: LoraPair, shrunk: torch.Tensor, out: torch.Tensor, step: LoraRows, *, overlap: bool) -> None:
+def expand(pair: LoraPair, shrunk: Shrunk, out: torch.Tensor, step: LoraRows, *, overlap: bool) -> None:
     """Adds B to the sums of `shrink`. out: [rows, out], contiguous within a row; in place."""
-    chunks, rows, ranks = shrunk.shape
+    sums, squares = shrunk.sums, shrunk.squares
+    chunks, rows, ranks = sums.shape
     weights = _WEIGHTS if pair.ends[-1] <= 8192 else 2 * _WEIGHTS  # where that leaves a program for each multiprocessor
     columns = max(weights // pair.rank, 16)
     blocks, parts = part_blocks(pair.ends, columns)
     _expand_row[(rows, blocks)](
-        shrunk, pair.b, out, step.index, step.slot, rows, step.active, out.stride(0), pair.b.stride(0), *parts,
-        RANKS=ranks, RANK=pair.rank, CHUNKS=chunks, COLUMNS=columns, OVERLAPS=overlap,
+        sums, sums if squares is None else squares, pair.b, out, step.index, step.slot, shrunk.eps,
+        rows, step.active, pair.a.shape[2], out.stride(0), pair.b.stride(0), *parts,
+        RANKS=ranks, RANK=pair.rank, CHUNKS=chunks, COLUMNS=columns, NORM=squares is not None, OVERLAPS=overlap,
         num_warps=weights // 2048, **launched(overlap),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "active"])
 def _shrink_row(
-    x, a, shrunk, index, slot, rows, active, width, x_stride, a_stride,
-    RANKS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, OVERLAPS: tl.constexpr,
+    x, norm_weight, a, sums, squares, index, slot, rows, active, width, x_stride, a_stride,
+    RANKS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, NORM: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     if OVERLAPS:
         gdc_launch_dependents()
@@ -67,19 +77,27 @@ def _shrink_row(
     inside = column < tl.where(has, width, 0)
     weights = a + where * a_stride + first * width + rank[:, None] * width + column[None, :]
     factors = tl.load(weights, mask=inside[None, :], other=0.0)
+    if NORM:
+        scale = tl.load(norm_weight + column, mask=inside, other=0.0)
     if OVERLAPS:
         gdc_wait()
     if has:
         values = tl.load(x + row.to(tl.int64) * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+        place = chunk * rows + row
+        if NORM:
+            if first == 0:  # of the programs of a chunk one tells
+                tl.store(squares + place, tl.sum(values * values, axis=0))
+            values *= scale.to(tl.float32)
         total = tl.sum(factors.to(tl.float32) * values[None, :], axis=1)
-        tl.store(shrunk + (chunk * rows + row) * RANKS + first + rank, total)
+        tl.store(sums + place * RANKS + first + rank, total)
 
 
 @triton.jit(do_not_specialize=["rows", "active"])
 def _expand_row(
-    shrunk, b, out, index, slot, rows, active, out_stride, b_stride,
+    sums, squares, b, out, index, slot, eps, rows, active, width, out_stride, b_stride,
     first, second, third, blocks_first, blocks_second,
-    RANKS: tl.constexpr, RANK: tl.constexpr, CHUNKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAPS: tl.constexpr,
+    RANKS: tl.constexpr, RANK: tl.constexpr, CHUNKS: tl.constexpr, COLUMNS: tl.constexpr, NORM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     if OVERLAPS:
         gdc_launch_dependents()
@@ -96,8 +114,13 @@ def _expand_row(
     if has:
         target = out + row.to(tl.int64) * out_stride + columns
         before = tl.load(target, mask=inside, other=0.0).to(tl.float32)
-        sums = shrunk + row * RANKS + part * RANK + rank
-        total = tl.load(sums)
+        mine = sums + row * RANKS + part * RANK + rank
+        total = tl.load(mine)
         for chunk in tl.static_range(1, CHUNKS):
-            total += tl.load(sums + chunk * rows * RANKS)
+            total += tl.load(mine + chunk * rows * RANKS)
+        if NORM:
+            square = tl.load(squares + row)
+            for chunk in tl.static_range(1, CHUNKS):
+                square += tl.load(squares + chunk * rows + row)
+            total *= tl.rsqrt(square / width + eps)
         tl.store(target, before + tl.sum(weights.to(tl.float32) * total[None, :], axis=1), mask=inside)

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stepgraph.ops.lora.contract import LoraPair, LoraRows
+from stepgraph.ops.lora.shrunk import Shrunk
 from stepgraph.ops.lora.triton_parts import part_blocks, part_columns
 from stepgraph.ops.overlap import launched
 
@@ -19,25 +20,25 @@ _CHUNK = 1024  # columns of x that one program of the first launch sums over
 _COLUMNS = 256  # of the output, that one program of the second launch writes
 
 
-def shrink(pair: LoraPair, x: torch.Tensor, step: LoraRows, *, overlap: bool) -> torch.Tensor:
-    """As in `triton_rows`."""
+def shrink(pair: LoraPair, x: torch.Tensor, step: LoraRows, *, overlap: bool) -> Shrunk:
+    """As in `triton_rows`, without a norm."""
     (rows, width), ranks = x.shape, pair.a.shape[1]
     chunks, parts = triton.cdiv(width, _CHUNK), len(pair.ends)
-    shrunk = torch.empty((chunks, rows, ranks), dtype=torch.float32, device=x.device)
+    sums = torch.empty((chunks, rows, ranks), dtype=torch.float32, device=x.device)
     _shrink_tile[(triton.cdiv(rows, _ROWS), step.active * parts, chunks)](
-        x, pair.a, shrunk, step.index, step.slot, rows, width, x.stride(0), pair.a.stride(0),
+        x, pair.a, sums, step.index, step.slot, rows, width, x.stride(0), pair.a.stride(0),
         PARTS=parts, RANK=pair.rank, CHUNK=_CHUNK, TILE=_ROWS, COLUMNS=64, OVERLAPS=overlap, num_warps=4,
         **launched(overlap),
     )  # fmt: skip
-    return shrunk
+    return Shrunk(sums)
 
 
-def expand(pair: LoraPair, shrunk: torch.Tensor, out: torch.Tensor, step: LoraRows, *, overlap: bool) -> None:
+def expand(pair: LoraPair, shrunk: Shrunk, out: torch.Tensor, step: LoraRows, *, overlap: bool) -> None:
     """As in `triton_rows`."""
-    chunks, rows, _ = shrunk.shape
+    chunks, rows, _ = shrunk.sums.shape
     blocks, parts = part_blocks(pair.ends, _COLUMNS)
     _expand_tile[(triton.cdiv(rows, _ROWS), step.active, blocks)](
-        shrunk, pair.b, out, step.index, step.slot, rows, out.stride(0), pair.b.stride(0), *parts,
+        shrunk.sums, pair.b, out, step.index, step.slot, rows, out.stride(0), pair.b.stride(0), *parts,
         PARTS=len(pair.ends), RANK=pair.rank, CHUNKS=chunks, TILE=_ROWS, COLUMNS=_COLUMNS, OVERLAPS=overlap,
         num_warps=8, **launched(overlap),
     )  # fmt: skip
@@ -45,7 +46,7 @@ def expand(pair: LoraPair, shrunk: torch.Tensor, out: torch.Tensor, step: LoraRo
 
 @triton.jit
 def _shrink_tile(
-    x, a, shrunk, index, slot, rows, width, x_stride, a_stride,
+    x, a, sums, index, slot, rows, width, x_stride, a_stride,
     PARTS: tl.constexpr, RANK: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
@@ -70,13 +71,13 @@ def _shrink_tile(
             total = tl.dot(values, factors, total, input_precision="ieee")
         if OVERLAPS:
             gdc_launch_dependents()  # late: those of many adapters would take the room of programs that work
-        place = shrunk + (chunk.to(tl.int64) * rows + row)[:, None] * (PARTS * RANK) + (part * RANK + rank)[None, :]
+        place = sums + (chunk.to(tl.int64) * rows + row)[:, None] * (PARTS * RANK) + (part * RANK + rank)[None, :]
         tl.store(place, total, mask=mine[:, None])
 
 
 @triton.jit
 def _expand_tile(
-    shrunk, b, out, index, slot, rows, out_stride, b_stride,
+    sums, b, out, index, slot, rows, out_stride, b_stride,
     first, second, third, blocks_first, blocks_second,
     PARTS: tl.constexpr, RANK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -95,7 +96,7 @@ def _expand_tile(
         gdc_wait()
     if where >= 0:
         total = tl.zeros((TILE, RANK), dtype=tl.float32)
-        part_sums = shrunk + row[:, None].to(tl.int64) * (PARTS * RANK) + (part * RANK + rank)[None, :]
+        part_sums = sums + row[:, None].to(tl.int64) * (PARTS * RANK) + (part * RANK + rank)[None, :]
         for _ in tl.static_range(CHUNKS):
             total += tl.load(part_sums, mask=mine[:, None], other=0.0)
             part_sums += rows * (PARTS * RANK)
