@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from ops.interpreter import check_interpreted
@@ -87,16 +89,16 @@ def test_the_triton_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) 
     from stepgraph.ops.sampling import triton_shard
 
     monkeypatch.setattr(triton_shard, "can_overlap", lambda device: True)
+    given = batch(4, 101)
+    logits, offers, out = (
+        given.pop("logits"),
+        torch.zeros(2, 4, 2, dtype=torch.int32),
+        torch.zeros(4, dtype=torch.int64),
+    )
+
+    def step(asked: Penalties | None) -> None:
+        triton_shard.offer_best(logits, **given, out=offers[0], first=0, vocab=101, penalties=asked)
+        triton_shard.choose_best(offers, out, asked)
+
     for asked in (None, penalties(4, 101)):
-        given = batch(4, 101)
-        logits, offers = given.pop("logits"), torch.zeros(2, 4, 2, dtype=torch.int32)
-        tokens = torch.zeros(4, dtype=torch.int64)
-
-        def step(
-            asked: Penalties | None = asked, logits: torch.Tensor = logits, given: dict[str, torch.Tensor] = given,
-            offers: torch.Tensor = offers, tokens: torch.Tensor = tokens,
-        ) -> None:  # fmt: skip
-            triton_shard.offer_best(logits, **given, out=offers[0], first=0, vocab=101, penalties=asked)
-            triton_shard.choose_best(offers, tokens, asked)
-
-        assert compiled_kernels(step) == ["_best", "_join", "_choose"]
+        assert compiled_kernels(partial(step, asked)) == ["_best", "_join", "_choose"]
