@@ -90,7 +90,8 @@ def test_the_triton_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(triton_shard, "can_overlap", lambda device: True)
     given = batch(4, 101)
-    logits, offers, out = (
+    logits, offers = given.pop("logits"), torch.zeros(2, 4, 2, dtype=torch.int32)
+    out = torch.zeros(4, dtype=torch.int64)
         given.pop("logits"),
         torch.zeros(2, 4, 2, dtype=torch.int32),
         torch.zeros(4, dtype=torch.int64),
