@@ -92,10 +92,6 @@ def test_the_triton_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) 
     given = batch(4, 101)
     logits, offers = given.pop("logits"), torch.zeros(2, 4, 2, dtype=torch.int32)
     out = torch.zeros(4, dtype=torch.int64)
-        given.pop("logits"),
-        torch.zeros(2, 4, 2, dtype=torch.int32),
-        torch.zeros(4, dtype=torch.int64),
-    )
 
     def step(asked: Penalties | None) -> None:
         triton_shard.offer_best(logits, **given, out=offers[0], first=0, vocab=101, penalties=asked)
