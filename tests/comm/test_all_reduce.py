@@ -36,7 +36,7 @@ class Group:
     def agree(self, what: str, value: Any) -> None:
         pass
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, doing: str = "") -> list[Any]:
         return [value, value]
 
     def check(self) -> None:

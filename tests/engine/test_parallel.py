@@ -186,7 +186,8 @@ def has_another_batch(group: Group, folder: Path) -> None:
     mine = parallel(group)
     llm = make_llm(folder, "full", parallel=mine)
     if group.rank == 1:
-        mine.share = lambda value: (group.share(value), value)[1]  # type: ignore[method-assign]
+        share = mine.share_call
+        mine.share_call = lambda make: (share(make), make())[1]  # type: ignore[method-assign]
     llm.generate(PROMPTS[: 2 + group.rank], GREEDY)
 
 

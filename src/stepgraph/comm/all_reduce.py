@@ -64,6 +64,7 @@ class AllReduce:
         self._group, self._table, self._why_library = group, table, why_library
         self._library = opaque(group.all_reduce_)
         self._no_rows: str | None = None  # in the recording that has begun
+        self._taken = False
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, *, choice: Choice | None = None
@@ -72,13 +73,18 @@ class AllReduce:
 
         **x is consumed.** The result may lie in its memory (push, two-shot pull and the library write there) or in a
         new tensor (one-shot pull): use what is returned, and nothing else that shares memory with x. residual is left
-        as it is. All ranks get the same bits: each element is summed in the order of the ranks.
+        as it is. From our kernels all ranks get the same bits, each element summed in the order of the ranks; of what
+        the library does, and in which order, that is not certain.
 
-        x: any shape, contiguous. residual: the same shape and dtype. choice: instead of the table's, for measuring.
+        x: any shape, contiguous, and the same shape and dtype on all ranks. Eagerly nobody compares these: unequal ones
+        may hang, abort, or sum what does not belong together. Of captured ones `exchange` does. residual: the same
+        shape and dtype. choice: instead of the table's, for measuring.
 
         Raises:
-            CommError: another operation is in flight, or a choice that this tensor or device cannot have.
+            CommError: another operation is in flight, another rank is gone, the group is closed, or a choice that this
+                tensor or device cannot have.
         """
+        self._group.check()
         capturing = is_capturing(self._group.device)
         nbytes = x.numel() * x.element_size()
         choice = self.require(choice, x, capturing=capturing) if choice else self.choose(x, capturing=capturing)
@@ -107,6 +113,20 @@ class AllReduce:
             facts = replace(facts, no_kernels=unfit)
         return choose(self._table, x.numel() * x.element_size(), facts)
 
+    def take(self) -> None:
+        """For an engine, until `close`: its graphs are all that hold these collectives, and `log` is theirs.
+
+        Raises:
+            CommError: another engine has it. Each would let go of memory that the other's graphs read.
+        """
+        if self._taken:
+            raise CommError(
+                "all-reduce: another engine has it; release that one first (`llm.core.release()`, on all ranks), or "
+                "make an all-reduce for each engine"
+            )
+        self._taken = True
+        self.log.by_key.clear()
+
     def begin(self, key: BatchDescriptor, no_rows: str | None = None) -> None:
         """A recording begins: what it freezes is this key's. no_rows: why its inputs cannot be read in place."""
         self.log.begin(key)
@@ -132,10 +152,12 @@ class AllReduce:
             self.kernels.check()
 
     def close(self) -> None:
-        """Let go of peers' memory: before anyone gives graphs back, whose memory it is, and after their last replay."""
+        """Let go of peers' memory: before anyone gives graphs back, whose memory it is, and after their last replay.
+        Other graphs may be captured then."""
         if self.kernels is not None:
             self.kernels.close()
-        self._group.exchange(None)
+        self._group.exchange(None, "letting go of graphs")
+        self._taken = False
 
     def require(self, choice: Choice, x: torch.Tensor, *, capturing: bool) -> Choice:
         """The choice, where x can have it. Raises CommError: says why it cannot."""

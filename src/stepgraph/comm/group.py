@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,6 +20,7 @@ from stepgraph.comm.watch import Watch, end_process
 
 _TIMEOUT = timedelta(minutes=10)  # of agreement between ranks that are alive: loading and capturing take their time
 _END_S = 5
+_DOING_BYTES = 120  # of what a rank is doing, as it is told to the others
 # NVLink multicast can put a host's GPUs out of service, and NCCL that registers the buffers of graphs fails with them
 # (SGLang sets the last one too). What the user has set stays.
 _LIBRARIES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_GRAPH_REGISTER": "0"}
@@ -43,6 +46,7 @@ class Group:
         store: dist.Store | None = None,
         end: Callable[[str], None] = end_process,
     ) -> None:
+        self._open = True
         self.ranks, self.rank, self.world = ranks, ranks.rank, ranks.world
         self.device = _device(ranks, device_type)
         on_gpu = self.device.type == "cuda"
@@ -66,7 +70,6 @@ class Group:
             self._control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self._watch = Watch(self.rank, self.world, store, ranks.host, end=end)
         self._before_close: list[Callable[[], None]] = []
-        self._open = True
 
     @property
     def name(self) -> Any:
@@ -77,30 +80,29 @@ class Group:
     def all_reduce_(self, tensor: torch.Tensor) -> None:
         """Sum over the ranks, in place, by the library. On a GPU in the order of the current stream."""
         with self._naming("all-reduce"):
+            self._watch.collectives += 1
             dist.all_reduce(tensor, group=self._data)
 
     def gather_into(self, out: torch.Tensor, tensor: torch.Tensor) -> None:
         """The ranks' tensors one behind the other. out: [world, *tensor.shape], contiguous."""
         with self._naming("gather"):
+            self._watch.collectives += 1
             _all_gather(out.view(-1), tensor.view(-1), group=self._data)
 
-    def exchange(self, value: Any) -> list[Any]:
+    def exchange(self, value: Any, doing: str = "exchanging values") -> list[Any]:
         """Every rank's value, in the order of ranks. On the CPU, whatever the device does; pickled, so for few bytes.
 
-        Raises:
-            CommError: a rank has died or given up.
-        """
-        values: list[Any] = [None] * self.world
-        with self._naming("exchange"):
-            dist.all_gather_object(values, value, group=self._control)
-        return values
+        doing: what for, the same on all ranks.
 
-    def share(self, value: Any) -> Any:
-        """Rank 0's value, on every rank. Raises CommError as `exchange`."""
-        held = [value]
-        with self._naming("share"):
-            dist.broadcast_object_list(held, src=0, group=self._control)
-        return held[0]
+        Raises:
+            CommError: a rank has died or given up; or on every rank, where one has come for something else.
+        """
+        mine = pickle.dumps(value)
+        return [pickle.loads(one) for one in self._gather_bytes(mine, self._meet(doing, len(mine)))]
+
+    def share(self, value: Any, doing: str = "sharing a value") -> Any:
+        """Rank 0's value, on every rank. doing, errors: as of `exchange`."""
+        return self.exchange(value if self.rank == 0 else None, doing)[0]
 
     def agree(self, what: str, value: Any) -> None:
         """Make sure that all ranks have the same.
@@ -108,20 +110,47 @@ class Group:
         Raises:
             CommError: on every rank, with each one's value; or as `exchange`.
         """
-        values = self.exchange(value)
+        values = self.exchange(value, f"agreeing on {what}")
         if any(other != values[0] for other in values):
             listed = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
             raise CommError(f"ranks disagree on {what}: {listed}")
 
-    def same(self, number: int) -> bool:
+    def same(self, number: int, doing: str = "comparing a number") -> bool:
         """Whether all ranks have the same number, of 63 bits. Quicker than `agree`. Raises CommError as `exchange`."""
-        numbers = torch.empty(self.world, dtype=torch.int64)
-        with self._naming("compare"):
-            _all_gather(numbers, torch.tensor([number]), group=self._control)
-        return bool((numbers == number).all())
+        return set(self._meet(doing, number)) == {number}
+
+    def _meet(self, doing: str, number: int) -> list[int]:
+        """Every rank's number, of 63 bits, where all do the same. All that ranks say to each other begins so: one that
+        comes for something else, or to close, is seen by all instead of waited for."""
+        self.check()
+        what = zlib.crc32(doing.encode())
+        told = torch.empty(self.world, 2, dtype=torch.int64)
+        with self._naming(doing), self._watch.waiting(doing):
+            _all_gather(told.view(-1), torch.tensor([what, number]), group=self._control)
+        whats, numbers = told.T.tolist()
+        if set(whats) != {what}:
+            text = doing.encode()[:_DOING_BYTES].ljust(_DOING_BYTES)
+            texts = self._gather_bytes(text, [_DOING_BYTES] * self.world)
+            each = "; ".join(
+                f"rank {rank} is {text.decode(errors='ignore').strip()}" for rank, text in enumerate(texts)
+            )
+            raise CommError(f"ranks do different things: {each}; all must make the same calls in the same order")
+        return numbers
+
+    def _gather_bytes(self, mine: bytes, sizes: list[int]) -> list[bytes]:
+        padded = torch.frombuffer(bytearray(mine.ljust(max(sizes))), dtype=torch.uint8)
+        told = torch.empty(self.world, max(sizes), dtype=torch.uint8)
+        with self._naming("exchange"):
+            _all_gather(told.view(-1), padded, group=self._control)
+        return [one[:size].numpy().tobytes() for one, size in zip(told, sizes, strict=True)]
+
+    def went_on(self) -> None:
+        """A step of graphs is over: of those collectives the host sees no more. See `Watch`."""
+        self._watch.collectives += 1
 
     def check(self) -> None:
-        """Raises CommError: a rank has died or given up."""
+        """Raises CommError: a rank has died or given up, or the group is closed."""
+        self._require_open()
         self._watch.raise_if_failed()
 
     def fail(self, why: str) -> None:
@@ -135,19 +164,38 @@ class Group:
         """
         self._before_close.append(release)
 
+    def released(self, release: Callable[[], None]) -> None:
+        """What was to be called `before_close` has been; ranks call nothing twice, and hold nothing for it."""
+        if release in self._before_close:
+            self._before_close.remove(release)
+
     def close(self) -> None:
-        """End in order: graphs first, the last registered before the others, then the process group."""
+        """End in order: graphs first, the last registered before the others, then the process group.
+
+        Raises:
+            CommError: on every rank, where another is not about to close; all end then.
+        """
         if not self._open:
             return
-        self._open = False
-        while self._before_close and self._watch.failure is None:
-            self._before_close.pop()()
-        if self._watch.failure is None:
-            self.exchange(None)  # rank 0 may hold the store that the others still need
+        try:
+            while self._before_close and self._watch.failure is None:
+                self._before_close.pop()()
+            if self._watch.failure is None:
+                self.exchange(None, "closing the group")  # rank 0 may hold the store that the others still need
+        except BaseException as error:
+            self.fail(str(error) or type(error).__name__)
+            raise
+        finally:
+            self._open = False
+            self._end()
+
+    def _end(self) -> None:
         self._watch.close()
-        if self._watch.failure is None:
+        # gloo's threads must not live on at exit, where they would abort the process. It ends after a failure too,
+        # since a rank leaves its operations only once they are over.
+        if self._watch.failure is None or self.device.type == "cpu":
             dist.destroy_process_group()
-        elif self.device.type == "cuda":
+        else:
             signal.alarm(_END_S)  # with a collective that never ends on its device, a process may not come to its end
 
     def __enter__(self) -> Group:
@@ -161,14 +209,19 @@ class Group:
         """
         known = self._watch.failure_soon() if isinstance(error, RuntimeError) else self._watch.failure
         if error is not None and known is None:
-            self.fail(str(error) or type(error).__name__)
+            self.fail(_reason(error))
         self.close()
         if known is not None and isinstance(error, RuntimeError):
             raise CommError(f"rank {self.rank} of {self.world}: {known}") from error
 
+    def _require_open(self) -> None:
+        if not self._open:
+            raise CommError(f"rank {self.rank} of {self.world}: the group is closed; make what needs it inside of it")
+
     @contextmanager
     def _naming(self, what: str) -> Iterator[None]:
         """Errors of torch.distributed become ours, with the rank that is behind them where it is known."""
+        self._require_open()
         try:
             yield
         except (RuntimeError, ValueError) as error:
@@ -176,6 +229,12 @@ class Group:
             known = None if watch is None else watch.failure_soon()
             reason = known or " ".join(str(error).split())
             raise CommError(f"rank {self.rank} of {self.world}, {what}: {reason}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"it left by sys.exit({error.code!r}) while the others had not ended"
+    return str(error) or type(error).__name__
 
 
 def _device(ranks: Ranks, device_type: str) -> torch.device:

@@ -2,6 +2,7 @@
 
 Rank 0 listens, every other rank holds a connection to it. A process that dies closes its connections, whatever it was
 waiting for; one that gives up says why first. Neither is a collective, so a rank that hangs in one hears of it too.
+A rank that has waited for the others says where: one that is in a later collective already will never come there.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import selectors
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch.distributed import Store
 
@@ -22,6 +24,7 @@ from stepgraph.comm.errors import CommError
 _KEY = "stepgraph/watch"
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # a host that is gone: 9 s
 _CONNECT_S = 60.0
+_TELL_S = 1.0  # a rank that waits says so this often
 
 
 def end_process(message: str) -> None:
@@ -35,6 +38,9 @@ class Watch:
 
     store: where rank 0 leaves its port. host: where the others reach it. grace: seconds that the main thread has to
     notice a failure by itself, and to end in order, before `end` is called with what happened.
+
+    All ranks meet and run collectives in the same order. collectives: that this one has begun; counted by whoever runs
+    them, each rank alike.
 
     Raises:
         CommError: rank 0 cannot be reached.
@@ -51,6 +57,9 @@ class Watch:
         end: Callable[[str], None] = end_process,
     ) -> None:
         self.failure: str | None = None
+        self.collectives = 0
+        self._meetings = 0
+        self._waits: tuple[int, str, int] | None = None  # in which meeting, what for, behind how many collectives
         self._rank, self._grace, self._end = rank, grace, end
         self._closed, self._failed = threading.Event(), threading.Event()
         self._lock = threading.Lock()  # of sending, and of the failure
@@ -74,6 +83,16 @@ class Watch:
         """Tell all ranks that this one gives up. They have `grace` seconds to end."""
         self._note(f"rank {self._rank} failed: {why}", tell=True)
 
+    @contextmanager
+    def waiting(self, doing: str) -> Iterator[None]:
+        """Around a meeting of all ranks. doing: what for."""
+        self._meetings += 1
+        self._waits = (self._meetings, doing, self.collectives)
+        try:
+            yield
+        finally:
+            self._waits = None
+
     def close(self) -> None:
         """Leave in order: the others do not take it for a death."""
         if self._closed.is_set():
@@ -92,7 +111,11 @@ class Watch:
             for one in self._peers:
                 selector.register(one, selectors.EVENT_READ)
             while not self._closed.is_set():
-                for key, _ in selector.select():
+                ready = selector.select(_TELL_S)
+                waits = self._waits
+                if not ready and waits is not None:
+                    self._send({"waits": [self._rank, *waits]})
+                for key, _ in ready:
                     peer = key.fileobj
                     if not isinstance(peer, socket.socket) or peer is self._woken:
                         return
@@ -117,8 +140,23 @@ class Watch:
             said = json.loads(line)
             if "bye" in said:
                 return False
-            self._note(said["failure"], tell=self._rank == 0)
+            if "waits" in said:
+                if self._rank == 0:
+                    self._send(said)
+                self._compare(*said["waits"])
+            else:
+                self._note(said["failure"], tell=self._rank == 0)
         return True
+
+    def _compare(self, rank: int, meeting: int, doing: str, collectives: int) -> None:
+        """Whether this rank, which may be about to come, is already behind what it would have to come before."""
+        mine = self.collectives  # before the meetings: both only grow, and a collective may follow a meeting
+        if self._meetings < meeting and mine > collectives:
+            self._note(
+                f"ranks do different things: rank {rank} is {doing}; rank {self._rank} is in a step that rank {rank} "
+                f"does not run; all must make the same calls in the same order",
+                tell=True,
+            )
 
     def _note(self, failure: str, *, tell: bool) -> None:
         """Keep the first failure; what follows from it would only hide it."""

@@ -89,7 +89,7 @@ class EngineCore(Stepping):
         if parallel is not None:
             parallel.require_plain(adapters=lora is not None, steps_per_launch=steps_per_launch)
             graphs = parallel.graphs(graphs)
-        self.parallel = parallel
+        self.parallel, self._holds_peers = parallel, False
         self.model, self.attention = model, attention
         self.penalties, self.lora = penalties, lora
         self.max_model_len, self.steps_per_launch = max_model_len, steps_per_launch
@@ -154,6 +154,8 @@ class EngineCore(Stepping):
     def capture(self, progress: Progress | None = None) -> CaptureReport:
         self.kv_bytes_at_capture = self.kv_memory.nbytes
         if self.parallel is not None:
+            self.parallel.all_reduce.take()
+            self._holds_peers = True
             self.parallel.group.before_close(self.release)
         with nullcontext() if self.parallel is None else self.parallel.capturing(self.runner):
             report = self.runner.capture(progress)
@@ -162,7 +164,9 @@ class EngineCore(Stepping):
 
     def release(self) -> None:
         """Give the graphs back, for good. Of several ranks on all alike; at the latest before their group ends."""
-        if self.parallel is not None:
+        if self.parallel is not None and self._holds_peers:
+            self._holds_peers = False
+            self.parallel.group.released(self.release)
             self.parallel.all_reduce.close()
         self.runner.release()
 

@@ -184,6 +184,17 @@ class LLM:
             local, reduce = shard.local, parallel.all_reduce
             decoder = DecoderModel(local, checkpoint.weights, max_len, operations, reduce=reduce, vocab=shard.vocab)
         plan.took("weights")
+        if parallel is not None:
+            parallel.agree_on_engine(
+                self.config,
+                decoder,
+                attention=attention,
+                max_num_seqs=max_num_seqs,
+                max_model_len=max_len,
+                chunk_tokens=chunk_tokens,
+                penalties=penalties,
+                warmups=config.warmups,
+            )
         slots = None
         if lora is not None:
             slots = LoraSlots(self.config, lora, decoder.dtype, target)
@@ -359,28 +370,12 @@ class LLM:
     def _track_all(
         self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters, *, streams: bool
     ) -> list[TrackedRequest]:
-        listed = _as_list(prompts)
-        shared = SamplingParams() if params is None else params
-        each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
-        if not all(isinstance(one, SamplingParams) for one in each):
-            raise RequestError(
-                "sampling parameters are SamplingParams: one for all prompts, or a list with one for each"
-            )
-        if len(each) != len(listed):
-            raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
-        if adapter is not None and not isinstance(adapter, str | list | tuple):
-            raise RequestError(
-                f"adapters are names: one for all prompts, or a list with one for each, not {adapter!r:.80}"
-            )
-        adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
-        if len(adapters) != len(listed):
-            raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
-        seeds = [secrets.randbits(63) if one.seed is None else one.seed for one in each]
-        if self._parallel is not None:
-            listed, each, adapters, seeds = self._parallel.share((listed, each, adapters, seeds))
+        if self._parallel is None:
+            call = _read_call(prompts, params, adapter)
+        else:
+            call = self._parallel.share_call(lambda: _read_call(prompts, params, adapter))
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        given = enumerate(zip(listed, each, adapters, seeds, strict=True))
-        return [self._track(index, *one, streams=streams) for index, one in given]
+        return [self._track(index, *one, streams=streams) for index, one in enumerate(call)]
 
     def _track(
         self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, seed: int, *, streams: bool
@@ -474,6 +469,26 @@ def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None
     if asked not in _DTYPES:
         raise ConfigError(f"dtype: {asked!r} is not one of {', '.join(_DTYPES)}")
     return torch.float32 if asked == "auto" and device.type == "cpu" else _DTYPES[asked]
+
+
+def _read_call(
+    prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters
+) -> list[tuple[Prompt, SamplingParams, str | None, int]]:
+    """For each request its prompt, parameters, adapter and seed. Raises RequestError: they do not fit together."""
+    listed = _as_list(prompts)
+    shared = SamplingParams() if params is None else params
+    each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
+    if not all(isinstance(one, SamplingParams) for one in each):
+        raise RequestError("sampling parameters are SamplingParams: one for all prompts, or a list with one for each")
+    if len(each) != len(listed):
+        raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
+    if adapter is not None and not isinstance(adapter, str | list | tuple):
+        raise RequestError(f"adapters are names: one for all prompts, or a list with one for each, not {adapter!r:.80}")
+    adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
+    if len(adapters) != len(listed):
+        raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
+    seeds = [secrets.randbits(63) if one.seed is None else one.seed for one in each]
+    return list(zip(listed, each, adapters, seeds, strict=True))
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from stepgraph.comm.gather import Gather
 from stepgraph.comm.group import Group
 from stepgraph.engine.config import ModelConfig
 from stepgraph.engine.errors import RequestError
+from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.parallel.sampler import ShardedSampler
 from stepgraph.engine.parallel.shard import Shard
 from stepgraph.engine.params import SamplingParams
@@ -34,6 +35,7 @@ from stepgraph.runtime.platforms.capturing import is_capturing
 from stepgraph.runtime.runner import GraphRunner
 
 CANDIDATES = 64
+_SAMPLED = 64  # rows of the embedding, which all ranks have whole, to tell checkpoints of one shape apart
 _RUNS_AT_ONCE = "segments between breaks run as soon as they are recorded, before addresses can be exchanged"
 
 
@@ -90,9 +92,53 @@ class TensorParallel:
         """Rank 0's, on all ranks."""
         return self.group.share(value)
 
+    def share_call(self, make: Callable[[], Any]) -> Any:
+        """What rank 0 makes of its arguments, on all ranks; the others' do not matter.
+
+        Raises:
+            RequestError: rank 0's, on all ranks, so that none waits for a call that was refused.
+        """
+        made = refused = None
+        if self.group.rank == 0:
+            try:
+                made = make()
+            except RequestError as error:
+                refused = error
+        made, refused = self.group.share((made, refused), "taking the prompts of a call")
+        if refused is not None:
+            raise refused
+        return made
+
     def least(self, count: int) -> int:
         """The smallest of the ranks' counts: what all of them can hold."""
-        return min(self.group.exchange(count))
+        return min(self.group.exchange(count, "counting what all can hold"))
+
+    def agree_on_engine(self, config: ModelConfig, model: DecoderModel, **settings: Any) -> None:
+        """Before the first step of an engine: steps of other shapes would end all ranks without a word.
+
+        config: of the whole model. settings: what else a step follows from, with a meaningful repr.
+
+        Raises:
+            CommError: on all ranks, with what differs and each rank's.
+        """
+        step = max(1, len(model.embedding) // _SAMPLED)
+        sampled = model.embedding[::step].to(device="cpu", dtype=torch.float32).contiguous()
+        mine = {
+            "candidates": self.candidates,
+            **{name: repr(value) for name, value in settings.items()},
+            **{f"model's {field.name}": repr(getattr(config, field.name)) for field in fields(config)},
+            "dtype": str(model.dtype),
+            "operations": model.operations.name,
+            "digest of the embedding": hashlib.sha256(sampled.numpy().tobytes()).hexdigest()[:12],
+        }
+        everyone = self.group.exchange(mine, "making an engine")
+        differing = [name for name in mine if any(theirs[name] != mine[name] for theirs in everyone)]
+        if differing:
+            listed = "; ".join(
+                f"{name} ({', '.join(f'rank {rank}: {theirs[name]}' for rank, theirs in enumerate(everyone))})"
+                for name in differing
+            )
+            raise CommError(f"ranks make different engines: {listed}; give all of them the same arguments")
 
     def agree_on_step(self, batch: Any) -> None:
         """Before a step whose batch has changed. batch: all that the step follows from, with a meaningful repr.
@@ -101,11 +147,12 @@ class TensorParallel:
             CommError: on all ranks, where one has another batch.
         """
         digest = hashlib.sha256(repr(batch).encode()).digest()
-        if not self.group.same(int.from_bytes(digest[:8], "big") >> 1):
+        if not self.group.same(int.from_bytes(digest[:8], "big") >> 1, "launching a step whose batch has changed"):
             self.group.agree("the batch of a step", repr(batch))
 
     def check(self) -> None:
-        """Raises CommError: a rank is gone, or a sum is wrong since one was late."""
+        """A step is over. Raises CommError: a rank is gone, or a sum is wrong since one was late."""
+        self.group.went_on()
         self.all_reduce.check()
 
     def guarded(self, step: Callable[..., Any]) -> Callable[..., Any]:
