@@ -286,3 +286,136 @@ def make_config(**options: Any) -> Any:
     from stepgraph.runtime import GraphConfig
 
     return GraphConfig.preset("FULL", ladder=Ladder.explicit([1, 2]), prefill_ladder=Ladder.explicit([16]), **options)
+
+
+def leaves_early(group: Group, folder: Path) -> None:
+    llm = make_llm(folder, "full", parallel=parallel(group))
+    llm.generate(PROMPTS, GREEDY)
+    if group.rank == 0:
+        llm.generate(PROMPTS, GREEDY)
+
+
+def breaks_off_a_stream(group: Group, folder: Path, then: str) -> None:
+    llm = make_llm(folder, "full", parallel=parallel(group))
+    many = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    for number, _ in enumerate(llm.stream([[1, 2, 3]], many)):
+        if number == 5 and group.rank == 0:
+            break
+    if then == "generate":
+        llm.generate(PROMPTS, GREEDY)
+
+
+def refuses_a_call(group: Group, folder: Path) -> tuple[str, list[list[int]]]:
+    """Rank 0 raises before it shares; what the other asks for does not matter, wrong or not."""
+    llm = make_llm(folder, "full", parallel=parallel(group))
+    wrong, fine = [GREEDY] * 3, GREEDY
+    with pytest.raises(RequestError) as refused:
+        llm.generate(PROMPTS, fine if group.rank else wrong)
+    return str(refused.value), tokens(llm, wrong if group.rank else fine)
+
+
+def is_another_engine(group: Group, folders: list[Path], options: list[dict[str, Any]], candidates: list[int]) -> None:
+    mine = TensorParallel(group, AllReduce(group, why_library="a CPU group"), candidates=candidates[group.rank])
+    make_llm(folders[group.rank], "full", parallel=mine, **options[group.rank])
+
+
+def makes_one_after_another(group: Group, folder: Path) -> dict[str, Any]:
+    mine = parallel(group)
+    first = make_llm(folder, "full", parallel=mine)
+    found: dict[str, Any] = {"first": tokens(first, GREEDY), "frozen": set(mine.frozen())}
+    with pytest.raises(CommError, match="another engine has it; release that one first"):
+        make_llm(folder, "full", parallel=mine)
+    with pytest.raises(CommError, match="another engine has it"):
+        make_llm(folder, "full", parallel=TensorParallel(group, mine.all_reduce, candidates=64))
+    found["still"] = tokens(first, GREEDY)
+    first.core.release()
+    second = make_llm(folder, "full", parallel=mine, ladder=Ladder.explicit([4]))
+    first.core.release()  # once more, which is nothing to the second
+    found |= {"second": tokens(second, GREEDY), "frozen of the second": set(mine.frozen())}
+    beside = make_llm(folder, "full", parallel=parallel(group))
+    return found | {"beside": tokens(beside, GREEDY), "second, still": tokens(second, GREEDY)}
+
+
+def is_used_when_closed(group: Group, folder: Path) -> list[str]:
+    mine = parallel(group)
+    llm = make_llm(folder, "full", parallel=mine)
+    group.close()
+    said = []
+    uses = [
+        lambda: llm.generate(PROMPTS, GREEDY),
+        lambda: mine.all_reduce(torch.ones(4)),
+        lambda: mine.gather(torch.ones(4)),
+        lambda: group.all_reduce_(torch.ones(4)),
+        lambda: group.share(1),
+        lambda: mine.check(),
+    ]
+    for use in uses:
+        with pytest.raises(CommError) as error:
+            use()
+        said.append(str(error.value))
+    return said
+
+
+def both_errors(tmp_path: Path, function: Any, *arguments: Any) -> list[str]:
+    started = time.monotonic()
+    errors = [str(one.error) for one in run_ranks(2, tmp_path, function, *arguments, limit=40)]
+    assert time.monotonic() - started < 30
+    return errors
+
+
+def test_a_rank_that_leaves_early_is_not_waited_for(tmp_path: Path, small: Path) -> None:
+    for error in both_errors(tmp_path, leaves_early, small):
+        assert error.startswith("CommError") and "rank 0 is taking the prompts of a call" in error, error
+        assert "rank 1 is letting go of graphs" in error
+
+
+@pytest.mark.parametrize(("then", "doing"), [("generate", "taking the prompts"), ("leave", "letting go of graphs")])
+def test_a_stream_that_one_rank_breaks_off_ends_both(tmp_path: Path, small: Path, then: str, doing: str) -> None:
+    """One waits for the other, which is in a sum: neither can be told but from beside."""
+    for error in both_errors(tmp_path, breaks_off_a_stream, small, then):
+        assert f"rank 0 is {doing}" in error and "rank 1 is in a step that rank 0 does not run" in error, error
+
+
+def test_a_call_that_rank_0_refuses_is_refused_on_all(tmp_path: Path, small: Path) -> None:
+    expected = tokens(make_llm(small, "full"), GREEDY)
+    for refused, found in results(run_ranks(2, tmp_path, refuses_a_call, small, limit=40)):
+        assert "3 sampling parameters for 4 prompts" in refused
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("differs", "says"),
+    [
+        ("checkpoint", "model's hidden_size (rank 0: 64, rank 1: 128)"),
+        ("weights", "digest of the embedding (rank 0: "),
+        ("dtype", "dtype (rank 0: torch.float32, rank 1: torch.bfloat16)"),
+        ("candidates", "candidates (rank 0: 64, rank 1: 0)"),
+        ("chunk", "chunk_tokens (rank 0: 16, rank 1: 32)"),
+    ],
+)
+def test_ranks_with_another_engine_are_told_on_all(tmp_path: Path, small: Path, differs: str, says: str) -> None:
+    folders, options, candidates = [small, small], [{}, {}], [64, 64]
+    if differs in ("checkpoint", "weights"):
+        sizes = FAMILIES["llama"] | ({"hidden_size": 128} if differs == "checkpoint" else {})
+        rounded = torch.bfloat16 if differs == "weights" else torch.float32
+        folders[1] = write_checkpoint(tmp_path / "other", "llama", stored=rounded, **sizes)
+    elif differs == "candidates":
+        candidates[1] = 0
+    else:
+        options[1] = {"dtype": "bfloat16"} if differs == "dtype" else {"chunk_tokens": 32}
+    (tmp_path / "ranks").mkdir()
+    for error in both_errors(tmp_path / "ranks", is_another_engine, folders, options, candidates):
+        assert error.startswith("CommError: ranks make different engines: ") and says in error, error
+
+
+def test_an_all_reduce_has_one_engine_after_another(tmp_path: Path, small: Path) -> None:
+    for found in results(run_ranks(2, tmp_path, makes_one_after_another, small, limit=40)):
+        runs = [found[name] for name in ("first", "still", "second", "beside", "second, still")]
+        assert all(run == runs[0] for run in runs)
+        assert {"2 requests", "4 requests"} <= found["frozen"]
+        assert "4 requests" in found["frozen of the second"] and "2 requests" not in found["frozen of the second"]
+
+
+def test_nothing_runs_in_a_closed_group(tmp_path: Path, small: Path) -> None:
+    for said in results(run_ranks(2, tmp_path, is_used_when_closed, small, limit=40)):
+        assert all("the group is closed" in one for one in said), said
