@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,40 @@ def test_a_rank_that_raises_is_known_to_one_that_waits(tmp_path: Path) -> None:
     assert second.error == "MemoryError: no room for a graph"
     assert first.error is not None and "rank 1 failed: no room for a graph" in first.error
     assert max(first.seconds, second.seconds) < 60
+
+
+def one_exits(group: Group) -> None:
+    if group.rank == 1:
+        sys.exit(0)
+    group.all_reduce_(torch.ones(4))
+
+
+def test_a_rank_that_exits_is_told_of_in_words(tmp_path: Path) -> None:
+    first, second = run_ranks(2, tmp_path, one_exits, limit=30)
+    assert second.error == "SystemExit: 0"
+    assert first.error is not None
+    assert first.error.endswith("rank 1 failed: it left by sys.exit(0) while the others had not ended"), first.error
+
+
+def does_something_else(group: Group, what: str) -> str:
+    """Rank 1 comes for an agreement, or leaves."""
+    if group.rank == 0:
+        group.share([1] * 1000, "sharing prompts")
+    elif what == "same":
+        group.same(7, "comparing a batch")
+    elif what == "agree":
+        group.agree("the sizes", [1, 2])
+    return "left"
+
+
+@pytest.mark.parametrize(
+    ("what", "doing"),
+    [("same", "comparing a batch"), ("agree", "agreeing on the sizes"), ("leave", "closing the group")],
+)
+def test_ranks_that_meet_for_different_things_raise_at_once(tmp_path: Path, what: str, doing: str) -> None:
+    for one in run_ranks(2, tmp_path, does_something_else, what, limit=30):
+        assert one.error is not None and one.seconds < 15
+        assert f"rank 0 is sharing prompts; rank 1 is {doing}; all must make the same calls" in one.error
 
 
 def one_is_killed(group: Group) -> None:

@@ -88,3 +88,22 @@ def test_leaving_in_order_is_no_death(watches: list[Watch], ended: Ended) -> Non
     time.sleep(0.4)
     assert [watch.failure for watch in watches] == [None] * 3
     assert not ended.messages
+
+
+def test_a_rank_that_is_past_where_another_waits_is_told_of(watches: list[Watch], ended: Ended) -> None:
+    watches[2].collectives = 5
+    for watch in watches[:2]:
+        watch.collectives = 4
+    with watches[1].waiting("sharing prompts"):
+        until(lambda: all(watch.failure for watch in watches))
+    (said,) = {watch.failure for watch in watches}
+    assert said is not None
+    assert "rank 1 is sharing prompts; rank 2 is in a step that rank 1 does not run" in said
+
+
+def test_waiting_for_a_rank_that_is_late_is_no_failure(watches: list[Watch], ended: Ended) -> None:
+    watches[1].collectives = 4
+    watches[0].collectives, watches[2].collectives = 3, 4  # behind, and about to come
+    with watches[2].waiting("an earlier meeting"), watches[1].waiting("an earlier meeting"):
+        time.sleep(2.5)
+    assert [watch.failure for watch in watches] == [None] * 3 and not ended.messages

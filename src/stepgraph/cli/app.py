@@ -30,6 +30,7 @@ from stepgraph.cli.options import (
     Where,
     one_line_errors,
 )
+from stepgraph.cli.ranks import leave_at_once
 from stepgraph.cli.report import report_command
 from stepgraph.cli.step_commands import bench_command, census_command, padding_command
 from stepgraph.cli.sweep import sweep_command
@@ -208,5 +209,9 @@ app.command("trace")(trace_command)
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Entry point of the `stepgraph` command. Always ends with SystemExit."""
-    app(args=None if argv is None else list(argv), prog_name="stepgraph")
+    try:
+        app(args=None if argv is None else list(argv), prog_name="stepgraph")
+    except SystemExit as ended:
+        leave_at_once(int(ended.code or 0))
+        raise
     raise SystemExit(0)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -92,6 +92,17 @@ def launch(world: int) -> int:
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+
+def leave_at_once(code: int) -> None:
+    """Of a rank whose command has failed: end with this code, and tear nothing down. Threads of collectives that are
+    cut off while the interpreter ends may abort the process, which would hide what has failed. Else nothing."""
+    if not code or not _is_rank(os.environ):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, or never there
+            stream.flush()
+    os._exit(code)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
