@@ -108,3 +108,11 @@ def test_a_broken_pipe_is_quiet(buffered: bool) -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=write_end, stderr=subprocess.PIPE, text=True, env=env)
     os.close(write_end)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_rank_that_fails_ends_with_its_code_whatever_its_threads_do() -> None:
+    code = "import atexit, os; atexit.register(os.abort); from stepgraph.cli.app import main; main(['run', '--what'])"
+    env = {**os.environ, "PYTHONPATH": str(SRC), "RANK": "1", "WORLD_SIZE": "2"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "No such option" in done.stderr

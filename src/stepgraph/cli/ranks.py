@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -94,17 +94,6 @@ def launch(world: int) -> int:
             process.wait()
 
 
-def leave_at_once(code: int) -> None:
-    """Of a rank whose command has failed: end with this code, and tear nothing down. Threads of collectives that are
-    cut off while the interpreter ends may abort the process, which would hide what has failed. Else nothing."""
-    if not code or not _is_rank(os.environ):
-        return
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # closed, or never there
-            stream.flush()
-    os._exit(code)
-
-
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
     failed: int | None = None
     until = float("inf")
@@ -122,3 +111,16 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
 
 def _is_rank(environment: Mapping[str, str]) -> bool:
     return "RANK" in environment and "WORLD_SIZE" in environment
+
+
+def leave_at_once(code: int) -> None:
+    """Of a rank whose command has failed: end with this code, and tear nothing down. Threads of collectives that are
+    cut off while the interpreter ends may abort the process, which would hide what has failed. Else nothing."""
+    if not code or not _is_rank(os.environ):
+        return
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, or never there
+            continue
+    os._exit(code)

@@ -78,16 +78,15 @@ class AllReduce:
 
         x: any shape, contiguous, and the same shape and dtype on all ranks. Eagerly nobody compares these: unequal ones
         may hang, abort, or sum what does not belong together. Of captured ones `exchange` does. residual: the same
-        shape and dtype. choice: instead of the table's, for measuring.
+        shape and dtype. choice: instead of the table's, for measuring. Raises as `check` too, and in a closed group.
 
         Raises:
-            CommError: another operation is in flight, another rank is gone, the group is closed, or a choice that this
-                tensor or device cannot have.
+            CommError: another operation is in flight, or a choice that this tensor or device cannot have.
         """
-        self._group.check()
         capturing = is_capturing(self._group.device)
         nbytes = x.numel() * x.element_size()
         choice = self.require(choice, x, capturing=capturing) if choice else self.choose(x, capturing=capturing)
+        self._group.check()
         if capturing:
             self.log.add(Collective("all_reduce", nbytes, choice))
         if not nbytes:
