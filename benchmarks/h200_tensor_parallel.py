@@ -150,8 +150,8 @@ def measure(group: Group, name: str, limit: float, options: argparse.Namespace) 
             "definition": f"One decode step of {options.shape} on {group.world} GPUs, random bfloat16 weights, greedy, "
             f"context {CONTEXT}, `{operations}` operations{'' if ours else ', sums by NCCL'}, an engine whose "
             f"requests may not filter (`candidates=0`): device time, the slowest rank's. The floor is what a rank "
-            f"reads at {limit / 1e12:.2f} TB/s, measured in the same run. Launches are the nodes of a rank's graph without "
-            f"events; what they take the host eagerly is their number times {HOST_US} µs.",
+            f"reads at {limit / 1e12:.2f} TB/s, measured in the same run. Launches are the nodes of a rank's graph "
+            f"without events; what they take the host eagerly is their number times {HOST_US} µs.",
             "unit": "ms; launches are a count",
             "machine": machine(),
             "versions": versions("torch", "triton", "cuda-bindings"),
