@@ -100,7 +100,7 @@ def decode(group: Group, parallel: TensorParallel, model: DecoderModel, rows: in
 
 def line(step: Step, floor_ms: float) -> list[Any]:
     graph, eager = quantiles(step.graph_ms), statistics.median(step.eager_ms)
-    launches = step.counted.total
+    launches = step.counted.launches
     host_ms = launches * HOST_US / 1e3
     return [step.rows, graph["median"], graph["p10"], graph["p90"], eager, floor_ms, floor_ms / graph["median"],
             launches, host_ms]  # fmt: skip
@@ -148,10 +148,10 @@ def measure(group: Group, name: str, limit: float, options: argparse.Namespace) 
         {
             "name": f"h200_tp_{options.shape}_{name}_x{group.world}".replace("-", "_").replace("+", "_"),
             "definition": f"One decode step of {options.shape} on {group.world} GPUs, random bfloat16 weights, greedy, "
-            f"context {CONTEXT}, `{operations}` operations{'' if ours else ', sums by NCCL'}: device time, the "
-            f"slowest rank's. The floor is what a rank reads at {limit / 1e12:.2f} TB/s, measured in the same run. "
-            f"Launches are the nodes of a rank's graph; what they take the host eagerly is their number times "
-            f"{HOST_US} µs.",
+            f"context {CONTEXT}, `{operations}` operations{'' if ours else ', sums by NCCL'}, an engine whose "
+            f"requests may not filter (`candidates=0`): device time, the slowest rank's. The floor is what a rank "
+            f"reads at {limit / 1e12:.2f} TB/s, measured in the same run. Launches are the nodes of a rank's graph "
+            f"without events; what they take the host eagerly is their number times {HOST_US} µs.",
             "unit": "ms; launches are a count",
             "machine": machine(),
             "versions": versions("torch", "triton", "cuda-bindings"),

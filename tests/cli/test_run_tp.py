@@ -15,6 +15,10 @@ import pytest
 import torch
 from engine.hf import write_checkpoint
 
+from stepgraph.cli import ranks as ranks_module
+from stepgraph.cli.app import main
+from stepgraph.cli.ranks import launch
+
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PATHS = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
 PROMPTS = ("first", "a second, longer prompt")
@@ -66,24 +70,71 @@ def test_torchrun_starts_them_too(model: Path) -> None:
     assert report(run(*chosen, launcher=launcher))["results"] == report(run(*chosen))["results"]
 
 
-def test_bad_input_is_told_and_ends_all_ranks(model: Path, tmp_path: Path) -> None:
-    done = run(*options(tmp_path / "nothing", "--tp", "2"))
-    assert done.returncode in (1, 2)
-    assert "does not exist" in done.stderr and "Traceback" not in done.stderr
+def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert "Traceback" not in done.stderr
+    return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (("--tp", "0"), "at least one rank"),
-        (("--tp", "3"), "3 ranks for 4 heads"),
-        (("--tp", "2", "--steps-per-launch", "auto"), "with several ranks it is 1"),
+        (("--tp", "3"), "3 ranks for 4 heads and 2 KV heads"),
+        (("--tp", "100"), "100 ranks for 4 heads and 2 KV heads"),
+        (("--tp", "2", "--model", "/no/such/model"), "/no/such/model does not exist"),
+        (("--tp", "2", "--tables", str(SOURCE)), "has none for 2 ranks"),
     ],
 )
-def test_ranks_that_cannot_be(model: Path, more: tuple[str, ...], message: str) -> None:
-    done = run(*options(model, *more))
-    assert done.returncode in (1, 2)
-    assert message in done.stderr
+def test_what_can_be_known_is_told_before_a_rank_is_started(
+    model: Path,
+    more: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ranks_module, "launch", lambda world: pytest.fail("ranks were started"))
+    with pytest.raises(SystemExit) as ended:
+        main(options(model, *more))
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_more_ranks_than_gpus_are_refused_before_one_is_started(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks_module, "launch", lambda world: pytest.fail("ranks were started"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(SystemExit) as ended:
+        main(options(model, "--tp", "2", device="cuda"))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "2 ranks want a GPU each of this node, which has 1; start fewer, or all on the CPU with --device cpu" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--lazy",), "ranks would record them at different times"),
+        (("--steps-per-launch", "auto"), "with several ranks it is 1"),
+    ],
+)
+def test_what_all_ranks_refuse_is_told_once(model: Path, more: tuple[str, ...], message: str) -> None:
+    done = run(*options(model, "--tp", "2", *more))
+    (said,) = errors(done)
+    assert done.returncode == 2 and message in said
+
+
+def test_what_another_rank_says_is_passed_on_and_its_error_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Three ranks: the first is killed, so that it says nothing itself."""
+    program = (
+        "import os, sys; rank = os.environ['RANK'];"
+        "rank == '0' and os.kill(os.getpid(), 9);"
+        "sys.stderr.write('a warning of rank ' + rank + '\\nerror: all the same\\n'); sys.exit(2)"
+    )
+    assert launch(3, [sys.executable, "-c", program]) in (1, 2)
+    said = capfd.readouterr().err.splitlines()
+    assert said.count("error: all the same") == 1
+    assert {"a warning of rank 1", "a warning of rank 2"} <= set(said)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")

@@ -24,9 +24,17 @@ def test_what_is_wrong_is_told_in_one_line() -> None:
     assert "must be some of" in refused("llama-3-8b", "--rows", "one")
 
 
+def test_parts_that_are_not_all_the_same_are_refused() -> None:
+    said = refused("llama-3-8b", "--tp", "3")
+    for sizes in ("KV heads 2, 3, 3", "heads 8, 12, 12", "inner size 4736, 4800, 4800"):
+        assert sizes in said
+    assert "--tp 3" in said and "vocabulary" not in said  # 3 divides that
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_it_says_so() -> None:
     assert "measured on a CUDA device; there is none" in refused("llama-3-8b")
+    assert "measured on a CUDA device; there is none" in refused("llama-3-8b", "--tp", "2")
 
 
 @pytest.mark.gpu

@@ -155,6 +155,21 @@ def test_a_choice_that_cannot_be_is_refused(algorithm: Algorithm, source: Source
     assert not kernels.asked
 
 
+@pytest.mark.parametrize("shape", [(4, 8), (2000,), (4, 0)])  # by kernels, by the library, and by nobody
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_a_residual_of_another_shape_or_dtype_is_refused(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    all_reduce, kernels = make()
+    x = torch.ones(shape, dtype=dtype)
+    others = [torch.ones(8, dtype=dtype), torch.ones(shape, dtype=torch.float64)]
+    for residual in others:
+        with pytest.raises(CommError) as caught:
+            all_reduce(x, residual)
+        for one in (x, residual):
+            assert f"{list(one.shape)} of {one.dtype}" in str(caught.value)
+    assert bool((x == 1).all()) and not kernels.asked
+    all_reduce(x, torch.ones_like(x))
+
+
 def test_few_numbers_are_pushed_and_more_are_the_librarys() -> None:
     all_reduce, _ = make()
     gather = Gather(Group(), all_reduce)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from stepgraph.comm.errors import CommError
 from stepgraph.comm.gather import Gather
 from stepgraph.comm.group import Group
 from stepgraph.comm.thresholds import Table, Thresholds
+from stepgraph.measure.all_reduce.late_writer import late_writer
 from stepgraph.measure.all_reduce.stress import Stress, stress
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.platforms import platform_for
@@ -188,14 +189,18 @@ def test_small_gathers(found_by_part: Found) -> None:
 def stressed(group: Group) -> Stress:
     all_reduce = make_all_reduce(group, table=SMALL)
     group.before_close(all_reduce.close)
-    return stress(group, all_reduce, captured=4000)
+    return stress(group, all_reduce, captured=4000, write_late=late_writer(group.device))
 
 
 def test_thousands_of_sums_of_random_sizes(found_by_part: Found) -> None:
     for found in found_by_part["stressed"]:
         assert found.wrong == 0 and not found.faults, "\n".join([str(found.wrong), *found.faults])
         assert found.captured == 4000
-        assert len(found.algorithms) == 4  # push, both pulls in place, and NCCL
+        captured = [name.split(", ") for name in found.algorithms if ", captured, " in name]
+        assert {name[0] for name in captured} == {"one_shot_push", "one_shot_pull", "two_shot_pull", "library"}
+        assert {name[-1] for name in captured} >= {"behind torch's", "behind a sum"}
+        if torch.cuda.get_device_capability() >= (9, 0):
+            assert "behind a late writer" in {name[-1] for name in captured}
 
 
 def waits_in_vain(group: Group) -> str:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgraph.comm.choice import Algorithm, Choice, Facts, Source, choose
+from stepgraph.comm.communicator import make_all_reduce
 from stepgraph.comm.errors import CommError
 from stepgraph.comm.thresholds import Table, Thresholds, load_table, read_table, table_name, write_table
 
@@ -112,6 +114,32 @@ def test_a_tuned_table_goes_before_the_published_one(tmp_path: Path) -> None:
     write_table(mine, tmp_path)
     assert load_table("NVIDIA H200", 4, (9, 0), tmp_path) == mine
     assert load_table("NVIDIA H200", 4, (9, 0)).source.startswith("SGLang")
+
+
+def test_a_folder_that_was_given_must_have_the_table(tmp_path: Path) -> None:
+    with pytest.raises(CommError, match=f"{tmp_path} has none for 4 ranks; .*tune allreduce --tp 4 --out {tmp_path}"):
+        load_table("NVIDIA H200", 4, (9, 0), tmp_path)
+    write_table(Table("another card", 4, Thresholds(1, 2, 3), Thresholds(4, 5, 6), "mine"), tmp_path)
+    with pytest.raises(CommError, match="nvidia_h200_x4.json does not exist; .*tune allreduce --tp 4 --out"):
+        load_table("NVIDIA H200", 4, (9, 0), tmp_path)
+
+
+def test_a_damaged_table_is_told_where_nothing_would_use_it(tmp_path: Path) -> None:
+    (tmp_path / "nvidia_h200_x2.json").write_text("{")
+
+    class Group:
+        device, world = torch.device("cpu"), 2
+
+        def exchange(self, value: object) -> list[object]:
+            return [value, value]
+
+        def all_reduce_(self, tensor: torch.Tensor) -> None: ...
+
+    with pytest.raises(CommError, match="nvidia_h200_x2.json is not JSON"):
+        make_all_reduce(Group(), tables=tmp_path)  # type: ignore[arg-type]
+    (tmp_path / "nvidia_h200_x2.json").unlink()
+    write_table(Table("NVIDIA H200", 2, Thresholds(1, 2, 3), Thresholds(4, 5, 6), "mine"), tmp_path)
+    assert make_all_reduce(Group(), tables=tmp_path).kernels is None  # type: ignore[arg-type]
 
 
 def test_every_published_table_can_be_read() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import math
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepgraph.comm.thresholds import Thresholds, read_table
+from stepgraph.measure.all_reduce import tune as tune_module
 from stepgraph.measure.all_reduce.fit import ORDER, crossovers_differ, fit_thresholds
+from stepgraph.measure.all_reduce.timing import Times
 from stepgraph.measure.all_reduce.tune import fitted
 
 SIZES = [1 << power for power in range(10, 18)]
@@ -61,6 +65,24 @@ def test_no_other_thresholds_have_less_regret(took: tuple[list[float], ...]) -> 
     edges = [0, *SIZES]
     others = [Thresholds(a, b, c) for a in edges for b in edges if b >= a for c in edges if c >= b]
     assert found <= min(regret(other) for other in others) + 1e-9
+
+
+def test_what_is_measured_first_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def time_ways(group: object, all_reduce: object, ways: object, nbytes: int, *, samples: int) -> Times:
+        asked.append((nbytes, samples))
+        return {("library", captured): [float(len(asked))] for captured in (True, False)}
+
+    class Group:
+        device, world = "cuda", 2
+
+    monkeypatch.setattr(tune_module, "time_ways", time_ways)
+    monkeypatch.setattr(tune_module, "our_ways", lambda *_: [])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some card")
+    tuned = tune_module.tune(Group(), None, sizes=SIZES[:2], samples=7)  # type: ignore[arg-type]
+    assert asked == [(SIZES[0], 1), (SIZES[0], 7), (SIZES[1], 7)]
+    assert tuned.times[SIZES[0]]["library", True] == [2.0]
 
 
 def test_a_table_for_both() -> None:

@@ -59,6 +59,8 @@ def test_what_libraries_add_is_told_from_a_reduction_and_a_copy_of_the_model() -
     assert is_added(one("memset", "", "lm_head"))
     assert is_added(one("event_record", "", "layers.3/all_reduce"))
     assert is_added(one("wait_event", "", "sampling/gather"))
+    counted = census([one("kernel", "nccl", "layers.0/all_reduce"), one("event_record", "", "layers.0/all_reduce")])
+    assert (counted.own, counted.total, counted.launches) == (1, 2, 1)
     assert not is_added(one("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "layers.3/all_reduce"))
     assert not is_added(one("kernel", "void at::native::reduce_kernel<512, 1, MeanOps<float>>(MeanOps<float>)"))
     assert not is_added(one("memcpy", ""))

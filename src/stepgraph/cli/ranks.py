@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,24 +17,25 @@ if TYPE_CHECKING:
     from stepgraph.comm.group import Group
 
 _GRACE_S = 10.0  # for ranks to end by themselves once one has failed
+_BAD_INPUT = 2  # the exit code of an error that was told in one line
 _HELD_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"  # the ranks' store: set by torchrun, and by `launch`
 _PR_SET_PDEATHSIG = 1
 
 
 @contextmanager
-def joined(tp: int | None, device: str | None) -> Iterator[Group | None]:
-    """This process's group, where a launcher has started it as a rank; None where it runs alone.
+def joined(tp: int | None, device: str | None, *, fewer: str) -> Iterator[Group | None]:
+    """This process's group, where a launcher has started it as a rank; None where it runs alone. fewer: see
+    `require_gpus`.
 
     Raises:
-        ConfigError: another number of ranks than --tp says. CommError: the ranks do not come together.
+        ConfigError: another number of ranks than --tp says, or more than GPUs. CommError: the ranks do not come
+            together.
     """
     if not _is_rank(os.environ):
         yield None
         return
     if _HELD_BY_LAUNCHER in os.environ:
         end_with_parent()
-    import torch
-
     from stepgraph.comm.group import Group
     from stepgraph.comm.ranks import Ranks
     from stepgraph.runtime.errors import ConfigError
@@ -42,8 +44,32 @@ def joined(tp: int | None, device: str | None) -> Iterator[Group | None]:
     assert ranks is not None
     if tp not in (None, ranks.world):
         raise ConfigError(f"--tp is {tp}, and the launcher has started {ranks.world} ranks; leave --tp out")
-    with Group(ranks, device or ("cuda" if torch.cuda.is_available() else "cpu")) as group:
+    device = default_device(device)
+    require_gpus(ranks.local_world, device, fewer)
+    with Group(ranks, device) as group:
         yield group
+
+
+def default_device(device: str | None) -> str:
+    """The one that was asked for; otherwise cuda where it works."""
+    import torch
+
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def require_gpus(ranks: int, device: str, fewer: str) -> None:
+    """Each rank of a node has a GPU of its own, where the device is cuda.
+
+    Raises:
+        ConfigError: there are not so many; `fewer` says what to do.
+    """
+    import torch
+
+    from stepgraph.runtime.errors import ConfigError
+
+    there = torch.cuda.device_count() if device == "cuda" else ranks
+    if ranks > there:
+        raise ConfigError(f"{ranks} ranks want a GPU each of this node, which has {there}; {fewer}")
 
 
 def end_with_parent() -> None:
@@ -65,10 +91,14 @@ def must_launch(tp: int) -> bool:
     return tp > 1 and not _is_rank(os.environ)
 
 
-def launch(world: int) -> int:
-    """Run this command once a rank, on this machine. Returns the exit code: of the first rank that failed, or 0.
+def launch(world: int, command: Sequence[str] | None = None) -> int:
+    """Run a command once a rank, on this machine. Returns the exit code: of the first rank that failed, or 0.
 
-    Rank 0 has standard input and output. Once a rank has failed the others have ten seconds to end.
+    command: by default this process's own.
+
+    Rank 0 has standard input, output and error. What the others say of an error is held back until all have ended, and
+    not said at all where rank 0 has: it knows theirs, and they its. Once a rank has failed the others have ten seconds
+    to end.
     """
     from datetime import timedelta
 
@@ -78,20 +108,51 @@ def launch(world: int) -> int:
 
     # Here and not on rank 0: what the ranks say about each other must outlive each of them.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=10))
-    command = [sys.executable, "-m", "stepgraph", *sys.argv[1:]]
-    processes = []
+    if command is None:
+        command = [sys.executable, "-m", "stepgraph", *sys.argv[1:]]
+    processes, others = [], []
     for rank in range(world):
         ranks = Ranks(rank, world, rank, world, "127.0.0.1", store.port)
         environment = {**os.environ, **ranks.environment(), _HELD_BY_LAUNCHER: "True"}
-        apart = None if rank == 0 else subprocess.DEVNULL
-        processes.append(subprocess.Popen(command, env=environment, stdin=apart, stdout=apart))
+        apart, errors = (None, None) if rank == 0 else (subprocess.DEVNULL, subprocess.PIPE)
+        processes.append(subprocess.Popen(command, env=environment, stdin=apart, stdout=apart, stderr=errors))
+        if rank:
+            others.append(_Said(processes[-1]))
     try:
-        return _wait(processes)
+        code = _wait(processes)
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
             process.wait()
+    errors_of_others = [line for said in others for line in said.errors()]
+    if processes[0].returncode != _BAD_INPUT:
+        for line in dict.fromkeys(errors_of_others):
+            print(line, file=sys.stderr)
+    return code
+
+
+class _Said:
+    """What a rank other than the first writes to standard error: passed on, but for errors in one line."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process, self._errors = process, list[str]()
+        self._thread = threading.Thread(target=self._read, name="stepgraph-said", daemon=True)
+        self._thread.start()
+
+    def errors(self) -> list[str]:
+        """Once the rank has ended."""
+        self._thread.join(timeout=_GRACE_S)  # a process that the rank has left behind may hold the pipe
+        return self._errors
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for raw in self._process.stderr:
+            line = raw.decode(errors="replace").rstrip("\n")
+            if line.startswith("error: "):
+                self._errors.append(line)
+            else:
+                print(line, file=sys.stderr, flush=True)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:

@@ -21,7 +21,7 @@ MOST_SEQS = 256
 LONGEST_RULE = 512
 """vLLM's and SGLang's rules are taken up to here; the engine leaves out the rungs that its batch cannot reach."""
 
-
+_FEWER = "start fewer, or all on the CPU with --device cpu"
 _SAMPLING = (
     "temperature",
     "top_k",
@@ -94,12 +94,31 @@ def run(options: RunOptions) -> int:
     if options.tables is not None and not options.tables.is_dir():
         raise ConfigError(f"tables: {options.tables} is no folder; `stepgraph tune allreduce --out` makes one")
     if options.tp is not None and must_launch(options.tp):
+        _require_ranks(options, options.tp)
         return launch(options.tp)
-    with joined(options.tp, options.device) as group:
+    with joined(options.tp, options.device, fewer=_FEWER) as group:
         if group is None and options.tables is not None:
             raise ConfigError("tables: they are of all-reduces among several ranks; give --tp too, or leave them out")
         _run(options, None if group is None else _parallel(group, options))
     return 0
+
+
+def _require_ranks(options: RunOptions, ranks: int) -> None:
+    """What can be known before any rank is started, which takes seconds. A model of the hub is fetched here, once.
+
+    Raises:
+        StepgraphError: too few GPUs, no model, heads that cannot be dealt out, or no table.
+    """
+    from stepgraph.cli.ranks import default_device, require_gpus
+    from stepgraph.comm.thresholds import read_tables
+    from stepgraph.engine.checkpoint import read_model_config
+    from stepgraph.engine.demo import demo_model_path
+    from stepgraph.engine.parallel.shard import Shard
+
+    require_gpus(ranks, default_device(options.device), _FEWER)
+    if options.tables is not None:
+        read_tables(options.tables, ranks)
+    Shard(read_model_config(options.model if options.model is not None else demo_model_path()), 0, ranks)
 
 
 def _parallel(group: Group, options: RunOptions) -> TensorParallel:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from stepgraph.measure.all_reduce.tune import Tuned
 
 
+_FEWER = "start fewer, or tune on a node that has more: on the CPU there is nothing to choose from"
+
+
 def allreduce_command(
     out: Annotated[Path, typer.Option(help="The folder for the table; `run --tables` reads it from there.")],
     tp: Annotated[int | None, typer.Option(help="Ranks, one a GPU; started here. Or use torchrun.")] = None,
@@ -24,14 +27,15 @@ def allreduce_command(
 ) -> None:
     """Find up to which size which all-reduce is the fastest, captured and eager, and write the table."""
     with one_line_errors():
-        from stepgraph.cli.ranks import joined, launch, must_launch
+        from stepgraph.cli.ranks import joined, launch, must_launch, require_gpus
         from stepgraph.runtime.errors import ConfigError
 
         code = 0
         if tp is not None and must_launch(tp):
+            require_gpus(tp, "cuda", _FEWER)
             code = launch(tp)
         else:
-            with joined(tp, "cuda") as group:
+            with joined(tp, "cuda", fewer=_FEWER) as group:
                 if group is None:
                     raise ConfigError("tune allreduce: needs two ranks or more; give --tp, or start it with torchrun")
                 _tune(group, out, samples, picture, as_json)

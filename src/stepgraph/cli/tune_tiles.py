@@ -36,7 +36,6 @@ def tune_tiles(*, model: str, rows: str, tp: int, seconds: float, out: Path | No
     import torch
 
     from stepgraph.cli.console import ProgressBar
-    from stepgraph.engine.parallel.shard import Shard
     from stepgraph.measure.show import show
     from stepgraph.ops.fused.tiling import load_tiles, package_file
     from stepgraph.ops.operations import choose_operations
@@ -45,7 +44,7 @@ def tune_tiles(*, model: str, rows: str, tp: int, seconds: float, out: Path | No
 
     config, counts = _config(model), _rows(rows)
     name = model if tp == 1 else f"{model}, one of {tp} ranks"
-    config = Shard(config, 0, tp).alone
+    config = _part(config, tp)
     if not torch.cuda.is_available():
         raise ConfigError("tune tiles: tiles are measured on a CUDA device; there is none")
     choose_operations("fused", "cuda")  # refuses where triton is missing, which what follows imports
@@ -72,6 +71,31 @@ def _config(model: str) -> ModelConfig:
     if not Path(model).is_dir():
         raise ConfigError(f"tune tiles: {model!r} is neither a directory nor one of {', '.join(SHAPES)}")
     return read_config(Path(model))
+
+
+def _part(config: ModelConfig, tp: int) -> ModelConfig:
+    """What each of so many ranks has, as a model of its own.
+
+    Raises:
+        ConfigError: parts that are not the same for all ranks, whose tiles would be one rank's only.
+    """
+    from stepgraph.engine.parallel.shard import Shard
+    from stepgraph.runtime.errors import ConfigError
+
+    shards = [Shard(config, rank, tp) for rank in range(tp)]
+    parts = {
+        "KV heads": [len(shard.kv_heads) for shard in shards],
+        "heads": [len(shard.heads) for shard in shards],
+        "inner size": [len(shard.inner) for shard in shards],
+        "vocabulary": [len(shard.vocab) for shard in shards],
+    }
+    uneven = [f"{name} {', '.join(map(str, sizes))}" for name, sizes in parts.items() if len(set(sizes)) > 1]
+    if uneven:
+        raise ConfigError(
+            f"tune tiles: --tp {tp} gives ranks parts of other sizes ({'; '.join(uneven)}), and tiles are measured for "
+            f"one; use a number of ranks that divides them"
+        )
+    return shards[0].alone
 
 
 def _rows(text: str) -> list[int]:

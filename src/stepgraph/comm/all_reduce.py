@@ -81,8 +81,13 @@ class AllReduce:
         shape and dtype. choice: instead of the table's, for measuring. Raises as `check` too, and in a closed group.
 
         Raises:
-            CommError: another operation is in flight, or a choice that this tensor or device cannot have.
+            CommError: a residual of another shape or dtype, another operation in flight, or a choice that this tensor
+                or device cannot have.
         """
+        if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+            raise CommError(
+                f"all-reduce: x is {_shown(x)} and the residual {_shown(residual)}; give one of x's shape and dtype"
+            )
         capturing = is_capturing(self._group.device)
         nbytes = x.numel() * x.element_size()
         choice = self.require(choice, x, capturing=capturing) if choice else self.choose(x, capturing=capturing)
@@ -178,6 +183,10 @@ class AllReduce:
         if reason is not None:
             raise CommError(f"all-reduce by {choice.algorithm} ({choice.source}): {reason}")
         return choice
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} of {tensor.dtype}"
 
 
 def _summary(log: CollectiveLog) -> list[tuple[str, list[tuple[str, int, str, str]]]]:

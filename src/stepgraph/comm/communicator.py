@@ -10,7 +10,7 @@ from stepgraph.comm.all_reduce import AllReduce
 from stepgraph.comm.eligible import why_no_kernels
 from stepgraph.comm.group import Group
 from stepgraph.comm.symmetric import SymmetricKernels
-from stepgraph.comm.thresholds import Table, load_table
+from stepgraph.comm.thresholds import Table, load_table, read_tables
 
 
 def make_all_reduce(
@@ -18,12 +18,14 @@ def make_all_reduce(
 ) -> AllReduce:
     """The group's all-reduce: with our kernels where they run, through the library elsewhere.
 
-    tables: a folder with tuned tables, asked before the package's own. table: instead of those. limit_s: see
-    `SymmetricKernels`.
+    tables: a folder with tuned tables, which must have one for these ranks, instead of the package's own. table: this
+    one. limit_s: see `SymmetricKernels`.
 
     Raises:
-        CommError: a table that cannot be read.
+        CommError: a table that is not there or cannot be read, even where it would not be used.
     """
+    if tables is not None:
+        read_tables(tables, group.world)
     why = why_no_kernels(group)
     if why is not None:
         return AllReduce(group, why_library=why)
@@ -32,7 +34,11 @@ def make_all_reduce(
 
 
 def device_table(group: Group, tables: Path | None = None) -> Table:
-    """The thresholds of the group's GPUs. Raises CommError: a table that is damaged, or ranks with different ones."""
+    """The thresholds of the group's GPUs.
+
+    Raises:
+        CommError: none in the folder, a damaged one, or ranks with different ones.
+    """
     name, capability = torch.cuda.get_device_name(group.device), torch.cuda.get_device_capability(group.device)
     table = load_table(name, group.world, capability, tables)
     group.agree("the table of thresholds", table.as_dict())

@@ -98,7 +98,7 @@ class SymmetricKernels:
     def run(self, choice: Choice, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         if choice.algorithm is Algorithm.MULTICAST:
             raise CommError(f"all-reduce by multicast: {self.facts.no_multicast}")
-        if residual is not None and (residual.dtype != x.dtype or self.unfit(residual) is not None):
+        if residual is not None and self.unfit(residual) is not None:
             return self.run(choice, x, None).add_(residual)
         if choice.algorithm is Algorithm.PUSH:
             self._launch("one_shot_push", x, x, residual, row=None)

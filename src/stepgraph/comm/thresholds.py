@@ -60,21 +60,37 @@ def table_name(device: str, world: int) -> str:
 def load_table(device: str, world: int, compute_capability: tuple[int, int], folder: Path | None = None) -> Table:
     """The tuned table of a device; where there is none, the published one of its generation.
 
-    device: torch's name of it. folder: asked first.
+    device: torch's name of it. folder: where it must lie, instead of in the package.
 
     Raises:
-        CommError: a file that cannot be read, says so and why.
+        CommError: a file that is not in the folder, or cannot be read; says which, and why.
     """
     name = table_name(device, world)
     packaged = files("stepgraph.comm.tables")
-    for place in ([] if folder is None else [folder / name]) + [packaged.joinpath(name)]:
-        if place.is_file():
-            return read_table(place.read_text(encoding="utf-8"), str(place))
+    if folder is not None:
+        tables = read_tables(folder, world)
+        if name not in tables:
+            raise CommError(f"tables: {folder / name} does not exist; {_command(folder, world)} writes it")
+        return tables[name]
+    if packaged.joinpath(name).is_file():
+        return read_table(packaged.joinpath(name).read_text(encoding="utf-8"), name)
     published = json.loads(packaged.joinpath("published.json").read_text(encoding="utf-8"))
     generation = f"sm{compute_capability[0]}{compute_capability[1]}"
     rows = published["tables"].get(generation, {})
     row = rows.get(str(world), published["others"])
     return _table({"device": device, "world": world, "source": published["source"], **row}, "published.json")
+
+
+def read_tables(folder: Path, world: int) -> dict[str, Table]:
+    """A folder's tables for so many ranks, of whatever device, by file.
+
+    Raises:
+        CommError: there is none, or one that is damaged.
+    """
+    paths = sorted(folder.glob(f"*_x{world}.json"))
+    if not paths:
+        raise CommError(f"tables: {folder} has none for {world} ranks; {_command(folder, world)} writes one")
+    return {path.name: read_table(path.read_text(encoding="utf-8"), str(path)) for path in paths}
 
 
 def read_table(text: str, where: str) -> Table:
@@ -91,6 +107,10 @@ def write_table(table: Table, folder: Path) -> Path:
     path = folder / table_name(table.device, table.world)
     write_whole(path, json.dumps(table.as_dict(), indent=2) + "\n")
     return path
+
+
+def _command(folder: Path, world: int) -> str:
+    return f"on the GPUs that it is for, `stepgraph tune allreduce --tp {world} --out {folder}`"
 
 
 def _table(raw: Mapping[str, Any], where: str) -> Table:

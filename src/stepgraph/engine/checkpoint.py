@@ -6,9 +6,11 @@ from pathlib import Path
 
 import torch
 
-from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.config import ModelConfig, read_config
 from stepgraph.engine.errors import ModelError
 from stepgraph.engine.fields import one_line
+from stepgraph.engine.gguf_config import read_gguf_config
+from stepgraph.engine.gguf_file import open_gguf
 from stepgraph.engine.gguf_loader import gguf_dtype, load_gguf
 from stepgraph.engine.hub import local_path
 from stepgraph.engine.safetensors_loader import load_directory
@@ -74,6 +76,15 @@ def load_checkpoint(
         if progress is not None:
             progress(done, source.num_tensors, name)
     return Checkpoint(source.config, weights, source.tokenizer, from_cache)
+
+
+def read_model_config(model: str | Path) -> ModelConfig:
+    """The configuration alone, of a model as `load_checkpoint` takes it. Raises ModelError as that does."""
+    path = local_path(model)
+    if path.is_dir():
+        return read_config(path)
+    _refuse_other_files(path)
+    return read_gguf_config(open_gguf(path))[0]
 
 
 def _refuse_other_files(path: Path) -> None:

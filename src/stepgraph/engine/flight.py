@@ -38,7 +38,8 @@ class Produced(Sequence[tuple[Request, int]]):
         return list(self)[index]
 
     def then(self, later: Produced) -> Produced:
-        """With what the step behind has produced."""
+        """With what the step behind has produced. Both are of one step."""
+        assert len(self) == len(self.requests) and len(later) == len(later.requests), "tokens of several steps"
         if not self._tokens or not later._tokens:
             return self if self._tokens else later
         return Produced(self.requests + later.requests, self._tokens + later._tokens)

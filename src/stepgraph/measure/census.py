@@ -74,6 +74,11 @@ class Census:
         return self.own + sum(self.added.values())
 
     @property
+    def launches(self) -> int:
+        """What the host launches where there is no graph: all but events."""
+        return self.total - sum(self.types.get(type, 0) for type in _EVENTS)
+
+    @property
     def usual(self) -> int:
         """What is usually counted for so many layers, without what libraries add."""
         return LAYER_LAUNCHES * len(self.layers) + len(AROUND)

@@ -38,6 +38,7 @@ def tune(
 ) -> Tuned:
     """Measure every algorithm at every size, captured and eager, and fit the thresholds. Called on all ranks alike."""
     ways, times = our_ways(group, all_reduce), {}
+    time_ways(group, all_reduce, ways, sizes[0], samples=1)  # thrown away: what is measured first takes longer
     for done, nbytes in enumerate(sizes):
         if progress is not None:
             progress(done, len(sizes), f"{nbytes // 1024} KiB")
