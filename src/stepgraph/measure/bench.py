@@ -84,12 +84,18 @@ class TimedRunner:
         self._on_device = runner.buffers.device.type == "cuda"
 
     def __call__(self, **call: Any) -> Any:
+        return self._timed(lambda: self.runner(**call))
+
+    def again(self) -> Any:
+        return self._timed(self.runner.again)
+
+    def _timed(self, step: Callable[[], Any]) -> Any:
         if not self._on_device:
             self.waited.append(0.0)
-            return self.runner(**call)
+            return step()
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        output = self.runner(**call)
+        output = step()
         stop.record()
         submitted = time.perf_counter()
         stop.synchronize()
