@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepgraph.cli.options import Json, Operations, Where, not_empty, one_line_errors
+from stepgraph.cli.options import Json, Operations, Where, default_device, not_empty, one_line_errors
 from stepgraph.cli.step_commands import Model
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ def account_command(
 
 def run_account(options: AccountOptions) -> None:
     """Measure, read or predict; draw and print. Raises StepgraphError where a model, trace or option cannot work."""
-    import torch
 
     from stepgraph.measure.picture import require_picture
     from stepgraph.measure.show import show
@@ -96,7 +95,7 @@ def run_account(options: AccountOptions) -> None:
         raise ConfigError(f"account: {' and '.join(given)} are given; give one of them")
     if options.picture is not None:
         require_picture(options.picture)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device(options.device)
     if options.trace is not None or options.predict is not None or device == "cpu":
         _require_no_measurement(options)
     if options.trace is not None:

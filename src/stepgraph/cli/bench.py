@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepgraph.cli.options import default_device
+
 if TYPE_CHECKING:
     from stepgraph.engine.graphs import Graphs
     from stepgraph.measure.result import Result
@@ -30,7 +32,6 @@ class BenchOptions:
 
 def run_bench(options: BenchOptions) -> None:
     """Measure and print. Raises StepgraphError where the model or an option cannot work."""
-    import torch
 
     from stepgraph.measure.bench import Workload, bench
     from stepgraph.measure.decode import load_model
@@ -44,7 +45,7 @@ def run_bench(options: BenchOptions) -> None:
     if options.graphs in ("disabled", "NONE"):
         raise ConfigError(f"bench: --graphs {options.graphs} leaves nothing to compare; choose full or another mode")
     workload = Workload(options.rows, options.prompt, options.tokens, options.rounds)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device(options.device)
     platform_for(device)  # refuses a device that is not there
     model = load_model(options.model, device=device, max_len=workload.longest, operations=options.operations)
     result = bench(model, workload, options.graphs, options.attention)

@@ -11,6 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepgraph.cli.options import default_device
+
 if TYPE_CHECKING:
     from stepgraph.measure.count_step import StepCount
     from stepgraph.measure.result import Rows
@@ -34,7 +36,6 @@ class CensusOptions:
 
 def run_census(options: CensusOptions) -> None:
     """Count and print. Raises StepgraphError where the model, the step or an option cannot work."""
-    import torch
 
     from stepgraph.measure.count_step import census_result
     from stepgraph.measure.picture import require_picture
@@ -48,7 +49,7 @@ def run_census(options: CensusOptions) -> None:
         raise ConfigError("census: both a model and --step are given; give one of them")
     if options.rows < 1 or options.context < 1:
         raise ConfigError(f"{options.rows} rows at a context of {options.context}: both start at 1")
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device(options.device)
     platform_for(device)  # refuses a device that is not there
     counted, what = _count(options, device)
     result = census_result(counted, what, device)

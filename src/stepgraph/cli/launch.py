@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stepgraph.cli.options import Json, Where, one_line_errors
+from stepgraph.cli.options import Json, Where, default_device, one_line_errors
 
 
 def launch_command(
@@ -22,7 +22,6 @@ def launch_command(
 
 def launch(*, device: str | None, picture: Path | None, as_json: bool) -> None:
     """Measure, draw, print. Raises StepgraphError for a device that cannot work, or a picture that cannot be drawn."""
-    import torch
 
     from stepgraph.measure.launch import measure_launch
     from stepgraph.measure.launch_picture import draw_launch
@@ -31,7 +30,7 @@ def launch(*, device: str | None, picture: Path | None, as_json: bool) -> None:
 
     if picture is not None:
         require_picture(picture)
-    result = measure_launch(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    result = measure_launch(default_device(device))
     if picture is not None:
         draw_launch(result, picture)
     show(result, as_json=as_json)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepgraph.cli.options import default_device
+
 if TYPE_CHECKING:
     from stepgraph.engine import LLM
     from stepgraph.engine.graphs import Graphs
@@ -55,7 +57,7 @@ def memory(options: MemoryOptions) -> None:
         require_picture(options.picture)  # before the model, which takes a while
     if options.profile is not None:
         load_profile(options.profile)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device(options.device)
     platform = platform_for(device)
     lora = room_for(options.adapter)
     start = platform.memory()

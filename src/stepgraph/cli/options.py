@@ -50,6 +50,13 @@ def not_empty(name: str | None) -> str | None:
     return name
 
 
+def default_device(asked: str | None) -> str:
+    """The one that was asked for; otherwise cuda where it works."""
+    import torch
+
+    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 # What several commands have, as they say it in --help.
 ModelOption = Annotated[
     str | None,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepgraph.cli.options import default_device
+
 if TYPE_CHECKING:
     from stepgraph.measure.curve import LatencyCurve
     from stepgraph.measure.padding import Route
@@ -109,14 +111,13 @@ def draw(path: Path, curve: LatencyCurve, routes: Sequence[Route]) -> None:
 
 def _measure(options: PaddingOptions) -> tuple[Measured, list[str]]:
     """With what was left out of it."""
-    import torch
 
     from stepgraph.measure.decode import load_model
     from stepgraph.measure.padded_pairs import CHAPTER, parse_pairs
     from stepgraph.measure.padding_result import measure_padding
     from stepgraph.runtime.platforms import platform_for
 
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device(options.device)
     platform_for(device)  # refuses a device that is not there
     most = MOST_ROWS[device] if options.max_rows is None else options.max_rows
     pairs = [pair for pair in CHAPTER if pair[1] <= most] if options.pairs is None else parse_pairs(options.pairs)

@@ -115,17 +115,13 @@ def _notes(graphs: GraphConfig, lora: LoraConfig | None) -> list[str]:
 
 
 def model_config(model: str) -> ModelConfig:
-    from stepgraph.engine.config import read_config
-    from stepgraph.engine.gguf_config import read_gguf_config
-    from stepgraph.engine.gguf_file import open_gguf
+    from stepgraph.engine.checkpoint import read_model_config
     from stepgraph.engine.random_model import SHAPES
     from stepgraph.runtime import ConfigError
 
     if model in SHAPES:
         return SHAPES[model]
     path = Path(model)
-    if path.is_dir():
-        return read_config(path)
-    if path.suffix == ".gguf" and path.is_file():
-        return read_gguf_config(open_gguf(path))[0]
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return read_model_config(path)
     raise ConfigError(f"model: {model} is no directory, no GGUF file and none of the shapes {', '.join(SHAPES)}")

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from stepgraph.cli.options import default_device
+
 if TYPE_CHECKING:
     from stepgraph.comm.group import Group
 
@@ -48,13 +50,6 @@ def joined(tp: int | None, device: str | None, *, fewer: str) -> Iterator[Group 
     require_gpus(ranks.local_world, device, fewer)
     with Group(ranks, device) as group:
         yield group
-
-
-def default_device(device: str | None) -> str:
-    """The one that was asked for; otherwise cuda where it works."""
-    import torch
-
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def require_gpus(ranks: int, device: str, fewer: str) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepgraph.cli.options import default_device
+
 if TYPE_CHECKING:
     from stepgraph.comm.group import Group
     from stepgraph.engine import LLM
@@ -109,7 +111,7 @@ def _require_ranks(options: RunOptions, ranks: int) -> None:
     Raises:
         StepgraphError: too few GPUs, no model, heads that cannot be dealt out, or no table.
     """
-    from stepgraph.cli.ranks import default_device, require_gpus
+    from stepgraph.cli.ranks import require_gpus
     from stepgraph.comm.thresholds import read_tables
     from stepgraph.engine.checkpoint import read_model_config
     from stepgraph.engine.demo import demo_model_path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepgraph.cli.options import Json, Where, one_line_errors
+from stepgraph.cli.options import Json, Where, default_device, one_line_errors
 from stepgraph.cli.step_commands import Model
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def run_sweep(options: SweepOptions) -> bool:
     Raises:
         StepgraphError: an option, the model or the file cannot work. What a cell cannot do is a row of it.
     """
-    import torch
 
     from stepgraph.cli.console import ProgressBar
     from stepgraph.measure.picture import require_picture
@@ -103,7 +102,7 @@ def run_sweep(options: SweepOptions) -> bool:
 
     if options.picture is not None:
         require_picture(options.picture)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device(options.device)
     work = Work(options.model, device, options.context, options.steps)
     attention, operations = _names(options.attention), _names(options.operations)
     cells = make_cells(_list(options.graphs), attention, operations, _numbers(options.rows), _list(options.compile))
