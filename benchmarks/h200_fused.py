@@ -5,10 +5,11 @@ python benchmarks/h200_fused.py [tune] [chain] [operations] [rows]
 tune: the tiles of both shapes, and of the larger one's part on two ranks, written into the package as `stepgraph tune
     tiles` does. chain: the whole dependent step at batch 1: all layers with norms, rotary embedding, attention, LM head
     and sampling; both shapes, a long context, and where the time goes. operations: every projection with what surrounds
-    it, by itself, at 1 to 16 rows. rows: the step at 1 to 256 rows. Each writes a file. Without arguments all, in some
+    it, by itself, at 1 to 64 rows. rows: the step at 1 to 256 rows. Each writes a file. Without arguments all, in some
     six minutes.
 
-Where compute-sanitizer is installed: compute-sanitizer --tool memcheck python -m pytest -m gpu tests/ops/fused
+Where compute-sanitizer is installed (API errors are the bindings', which ask for names that a driver may not have):
+    compute-sanitizer --tool memcheck --report-api-errors no python -m pytest -m gpu tests/ops/fused
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from common import device_ms
 
+from stepgraph.measure.graph import CallGraph
 from stepgraph.ops.lora import LayerLora, LoraPair, LoraRows
 from stepgraph.ops.lora.triton_lora import TritonLora
 from stepgraph.ops.operations import LayerWeights
@@ -89,10 +90,10 @@ def _times(weights: list[torch.Tensor], pairs: list[LoraPair], mine: list[int]) 
 
 def _graph_us(step: Callable[[], object]) -> float:
     """Of a graph of the step: the median of some replays."""
-    step()  # compiles
-    torch.cuda.synchronize()
-    graph, start = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
-    with torch.cuda.graph(graph):
-        start.add_(1)  # a kernel that the first one can wait for
+    start = torch.zeros(1, device="cuda")
+
+    def behind_a_kernel() -> None:
+        start.add_(1)  # that the first one can wait for
         step()
-    return statistics.median(device_ms(graph.replay, REPLAYS)) * 1e3
+
+    return statistics.median(device_ms(CallGraph(behind_a_kernel).replay, REPLAYS)) * 1e3
