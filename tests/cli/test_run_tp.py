@@ -131,10 +131,20 @@ def test_what_another_rank_says_is_passed_on_and_its_error_told_once(capfd: pyte
         "rank == '0' and os.kill(os.getpid(), 9);"
         "sys.stderr.write('a warning of rank ' + rank + '\\nerror: all the same\\n'); sys.exit(2)"
     )
-    assert launch(3, [sys.executable, "-c", program]) in (1, 2)
+    assert launch(3, [sys.executable, "-c", program]) == 1
     said = capfd.readouterr().err.splitlines()
     assert said.count("error: all the same") == 1
     assert {"a warning of rank 1", "a warning of rank 2"} <= set(said)
+
+
+def test_a_killed_rank_decides_the_exit_code_though_another_is_gone_first(capfd: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import os, sys, time; rank = os.environ['RANK'];"
+        "rank == '1' and (time.sleep(1), os.kill(os.getpid(), 9));"
+        "sys.stderr.write('error: rank 1 died\\n'); sys.exit(2)"
+    )
+    assert launch(2, [sys.executable, "-c", program]) == 1
+    assert capfd.readouterr().err.splitlines() == ["error: rank 1 died", "error: rank 1 was ended by signal 9"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")

@@ -87,7 +87,8 @@ def must_launch(tp: int) -> bool:
 
 
 def launch(world: int, command: Sequence[str] | None = None) -> int:
-    """Run a command once a rank, on this machine. Returns the exit code: of the first rank that failed, or 0.
+    """Run a command once a rank, on this machine. Returns the exit code: 1 where a signal has ended a rank, else that
+    of the first that failed, or 0.
 
     command: by default this process's own.
 
@@ -151,18 +152,23 @@ class _Said:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
+    """The exit code. A rank that a signal has ended decides it, whichever was seen to end first: another that hears of
+    its death may be gone before it is."""
     failed: int | None = None
     until = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < until:
         time.sleep(0.05)
-        for rank, process in enumerate(processes):
-            if failed is None and process.poll():
-                failed, until = process.returncode, time.monotonic() + _GRACE_S
-                if failed < 0:
-                    print(f"error: rank {rank} was ended by signal {-failed}", file=sys.stderr)
-    if failed is None:
-        failed = next((process.returncode for process in processes if process.poll()), 0)
-    return 1 if failed < 0 else failed
+        if failed is None:
+            failed = next((process.returncode for process in processes if process.poll()), None)
+            if failed is not None:
+                until = time.monotonic() + _GRACE_S
+    codes = [process.poll() or 0 for process in processes]
+    for rank, code in enumerate(codes):
+        if code < 0:
+            print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
+    if min(codes) < 0:
+        return 1
+    return next((code for code in codes if code), 0) if failed is None else failed
 
 
 def _is_rank(environment: Mapping[str, str]) -> bool:
