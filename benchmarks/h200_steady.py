@@ -19,14 +19,14 @@ import torch
 from common import commit, device_ms, in_turns, machine, quantiles, ratio, versions, write_result
 from steady import SteadyEngine
 
-from stepgraph.engine.loops import AUTO
+from stepgraph.engine.loops import AUTO, steps_ahead
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.random_model import random_model
 from stepgraph.measure.trace.profiler import cuda_profiler, profiled_trace
 
 PROMPT, ROUNDS, STEPS, HOST_STEPS, TRACED = 64, 10, 32, 320, 48
 HOST_BARS, GAP_BAR, MANY_BAR = {13: 15.0, 256: 60.0}, 5.0, 1.0  # µs
-LAUNCHES, MANY = 5, AUTO
+LAUNCHES = 5
 
 
 @torch.inference_mode()
@@ -64,7 +64,7 @@ def measure(model: DecoderModel, rows: int) -> dict[str, Any]:
 @torch.inference_mode()
 def measure_many(model: DecoderModel, rows: int) -> dict[str, Any]:
     """Of some launches of many steps; none where there can be no loops, with the reason printed."""
-    engine = SteadyEngine(model, rows, PROMPT, MANY * (LAUNCHES + 2), MANY)
+    engine = SteadyEngine(model, rows, PROMPT, steps_ahead(AUTO, rows) * (LAUNCHES + 2), AUTO)
     if engine.core._loops.impossible:
         print("no loops:", engine.core._loops.impossible, flush=True)
         return {"many": []}
@@ -78,7 +78,7 @@ def measure_all(shapes: list[str], counts: list[int]) -> dict[tuple[str, int], d
     found: dict[tuple[str, int], dict[str, Any]] = {(shape, count): {} for shape in shapes for count in counts}
     for measurements in ((measure, measure_many), (trace_gaps,)):
         for shape in shapes:
-            model = random_model(shape, device="cuda", dtype=torch.bfloat16, max_positions=2048)
+            model = random_model(shape, device="cuda", dtype=torch.bfloat16, max_positions=8192)
             for count, measurement in product(counts, measurements):
                 found[shape, count] |= measurement(model, count)
                 gc.collect()
@@ -102,7 +102,7 @@ def line(shape: str, count: int, found: dict[str, Any]) -> tuple[list[Any], list
     if host["median"] > HOST_BARS.get(count, host["median"]):
         wrong.append(f"{shape}, {count}: the host takes {host['median']:.1f} µs, over {HOST_BARS[count]}")
     if many_host is None or many_host > MANY_BAR:
-        wrong.append(f"{shape}, {count}: with {MANY} steps a launch the host takes {many_host} µs a token")
+        wrong.append(f"{shape}, {count}: with many steps a launch the host takes {many_host} µs a token")
     if gap["median"] > GAP_BAR:
         wrong.append(f"{shape}, {count}: the device idles {gap['median']:.1f} µs, over {GAP_BAR}")
     return row, wrong
@@ -134,8 +134,9 @@ def result(shape: str, rows: list[list[Any]], samples: dict[str, Any]) -> dict[s
         "definition": f"Greedy decoding of {shape}, random bfloat16 weights, prompts of {PROMPT} tokens. loop: a step "
         f"of the engine's loop of {STEPS}, by the host's clock, in turns with bare: the same graph replayed alone, by "
         "events. host: the host's time a step without waiting for the device. gap: what the device idles between "
-        f"two steps, from a trace of torch's profiler. many: a step where {MANY} are one launch, by the host's "
-        "clock, and the host's time a token without waiting.",
+        f"two steps, from a trace of torch's profiler. many: a step where many are one launch, "
+        f"{steps_ahead(AUTO, 1)} of one request and {steps_ahead(AUTO, 256)} of many, by the host's clock, and the "
+        "host's time a token without waiting.",
         "unit": "loop, bare, many: ms; host, gap: µs",
         "machine": machine(),
         "versions": versions("torch", "triton", "cuda-bindings"),

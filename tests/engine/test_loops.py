@@ -10,8 +10,9 @@ from engine.hf import write_checkpoint
 from engine.test_ahead import requests_for, stopping
 from engine.tiny import finish, request, run_all, tiny_engine, tiny_graphs
 
-from stepgraph.engine import LLM, SamplingParams
+from stepgraph.engine import LLM, SamplingParams, loops
 from stepgraph.engine.core import EngineCore
+from stepgraph.engine.loops import AUTO, steps_ahead
 from stepgraph.engine.request import Request
 from stepgraph.runtime import ConfigError
 
@@ -48,6 +49,24 @@ def test_one_request_takes_a_launch_for_64_tokens(device: torch.device) -> None:
     assert tokens == run_all(tiny_engine(device), [request(0, [1, 2, 3], 200, temperature=0.8)])[0]
     assert core.runner.stats.loops <= 5 and core.runner.stats.looped_steps >= 195
     assert core.runner.stats.steps == 200
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(1, 1024), (2, 512), (3, 341), (4, 256), (256, 256)])
+def test_few_rows_run_for_longer(rows: int, steps: int) -> None:
+    assert steps_ahead(AUTO, rows) == steps
+    assert steps_ahead(100, rows) == 100
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(1, 2), (2, 4), (8, 8)])
+def test_launches_of_few_rows_are_fewer(
+    rows: int, launches: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "AUTO", 96)
+    monkeypatch.setattr(loops, "_FEWEST", 24)
+    core = tiny_engine(device, steps_per_launch=AUTO)
+    requests = [request(id, [1, 2, id], 193, temperature=0.8) for id in range(rows)]
+    assert [len(tokens) for tokens in run_many(core, requests)] == [193] * rows
+    assert core.runner.stats.loops == pytest.approx(launches, abs=1)  # a launch runs to the end of a block
 
 
 @pytest.mark.parametrize("most", [3, 64])

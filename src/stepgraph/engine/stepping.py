@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stepgraph.engine.flight import Flights, Produced
-from stepgraph.engine.loops import Loops
+from stepgraph.engine.loops import Loops, steps_ahead
 from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.scheduler import Chunk, Scheduler
 from stepgraph.engine.staging import Staging
@@ -71,7 +71,7 @@ class Stepping:
         if produced := self._read(leave=0):
             return produced
         try:
-            if grown := steady.reach(self._loops.terms.most):
+            if grown := steady.reach(steps_ahead(self._loops.terms.most, steady.num_rows)):
                 self._staging.grow(*grown)
             steps = self._loops.run(self.runner, steady.num_rows, self._staging.num_loras) if steady.left > 0 else 0
             if steps:
