@@ -83,6 +83,11 @@ def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
         (("--tp", "100"), "100 ranks for 4 heads and 2 KV heads"),
         (("--tp", "2", "--model", "/no/such/model"), "/no/such/model does not exist"),
         (("--tp", "2", "--tables", str(SOURCE)), "has none for 2 ranks"),
+        (("--tp", "2", "--lazy"), "ranks would record them at different times"),
+        (("--tp", "2", "--compile", "aot_eager"), "does not see the collectives"),
+        (("--tp", "2", "--adapter", str(SOURCE)), "of several ranks each has a part of the model"),
+        (("--tp", "2", "--steps-per-launch", "auto"), "with several ranks it is 1"),
+        (("--tp", "2", "--steps-per-launch", "many"), "a whole number from 1"),
     ],
 )
 def test_what_can_be_known_is_told_before_a_rank_is_started(
@@ -114,8 +119,8 @@ def test_more_ranks_than_gpus_are_refused_before_one_is_started(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--lazy",), "ranks would record them at different times"),
-        (("--steps-per-launch", "auto"), "with several ranks it is 1"),
+        (("--attention", "none_such"), "none_such"),
+        (("--kv-bytes", "10"), "kv_bytes is 10"),
     ],
 )
 def test_what_all_ranks_refuse_is_told_once(model: Path, more: tuple[str, ...], message: str) -> None:

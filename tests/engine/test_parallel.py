@@ -19,7 +19,7 @@ from stepgraph.comm.errors import CommError
 from stepgraph.comm.group import Group
 from stepgraph.engine import LLM, SamplingParams
 from stepgraph.engine.errors import RequestError
-from stepgraph.engine.parallel import TensorParallel
+from stepgraph.engine.parallel import TensorParallel, require_plain
 from stepgraph.runtime import Ladder
 from stepgraph.runtime.errors import ConfigError
 
@@ -258,21 +258,25 @@ def test_a_rank_killed_while_decoding_ends_the_other(tmp_path: Path, small: Path
     assert first.error is not None and "rank 1 died" in first.error
 
 
-def test_what_ranks_cannot_have() -> None:
-    from engine.tiny import tiny_graphs
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"lazy": True}, "lazy graphs"),
+        ({"compiled": True}, "does not see the collectives"),
+        ({"adapters": True}, "adapters: they are whole"),
+        ({"steps_per_launch": 2}, "steps_per_launch: with several ranks it is 1"),
+    ],
+)
+def test_what_ranks_cannot_have(asked: dict[str, Any], message: str) -> None:
+    plain = {"lazy": False, "compiled": False, "adapters": False, "steps_per_launch": 1}
+    require_plain(**plain)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        require_plain(**plain | asked)  # type: ignore[arg-type]
 
+
+def test_what_requests_of_ranks_cannot_have() -> None:
     mine = TensorParallel.__new__(TensorParallel)
     mine.candidates = 64
-    lazy = make_config(lazy=True)
-    with pytest.raises(ConfigError, match="lazy graphs"):
-        mine.graphs(lazy)
-    with pytest.raises(ConfigError, match="does not see the collectives"):
-        mine.graphs(tiny_graphs("full", compile="aot_eager"))
-    with pytest.raises(ConfigError, match="adapters: they are whole"):
-        mine.require_plain(adapters=True, steps_per_launch=1)
-    with pytest.raises(ConfigError, match="steps_per_launch: with several ranks it is 1"):
-        mine.require_plain(adapters=False, steps_per_launch=2)
-    mine.require_plain(adapters=False, steps_per_launch=1)
     with pytest.raises(RequestError, match="top_k is 65, and each rank offers 64"):
         mine.require(SamplingParams(temperature=1, top_k=65))
     mine.candidates = 0
@@ -280,12 +284,6 @@ def test_what_ranks_cannot_have() -> None:
         mine.require(SamplingParams(temperature=1, top_p=0.5))
     mine.require(SamplingParams(temperature=1))
     mine.require(SamplingParams(temperature=0, top_k=5))
-
-
-def make_config(**options: Any) -> Any:
-    from stepgraph.runtime import GraphConfig
-
-    return GraphConfig.preset("FULL", ladder=Ladder.explicit([1, 2]), prefill_ladder=Ladder.explicit([16]), **options)
 
 
 def leaves_early(group: Group, folder: Path) -> None:

@@ -109,14 +109,21 @@ def _require_ranks(options: RunOptions, ranks: int) -> None:
     """What can be known before any rank is started, which takes seconds. A model of the hub is fetched here, once.
 
     Raises:
-        StepgraphError: too few GPUs, no model, heads that cannot be dealt out, or no table.
+        StepgraphError: what ranks cannot have, too few GPUs, no model, heads that cannot be dealt out, or no table.
     """
     from stepgraph.cli.ranks import require_gpus
     from stepgraph.comm.thresholds import read_tables
     from stepgraph.engine.checkpoint import read_model_config
     from stepgraph.engine.demo import demo_model_path
-    from stepgraph.engine.parallel.shard import Shard
+    from stepgraph.engine.loops import most_steps
+    from stepgraph.engine.parallel import Shard, require_plain
 
+    require_plain(
+        lazy=options.lazy,
+        compiled=options.compile != "off",
+        adapters=options.adapter is not None,
+        steps_per_launch=most_steps(_steps_per_launch(options, num_prompts=0)),
+    )
     require_gpus(ranks, default_device(options.device), _FEWER)
     if options.tables is not None:
         read_tables(options.tables, ranks)

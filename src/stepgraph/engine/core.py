@@ -16,7 +16,7 @@ from stepgraph.engine.kv_memory import KVMemory, resize
 from stepgraph.engine.loops import Loops
 from stepgraph.engine.lora import LoraSlots
 from stepgraph.engine.model import DecoderModel
-from stepgraph.engine.parallel import TensorParallel
+from stepgraph.engine.parallel import TensorParallel, require_plain
 from stepgraph.engine.random_batches import RandomBatches
 from stepgraph.engine.scheduler import Scheduler, most_tokens, num_mailboxes
 from stepgraph.engine.staging import Staging
@@ -87,7 +87,12 @@ class EngineCore(Stepping):
             )
         choose_operations(model.operations.name, model.device, compiled=graphs.compile is not Compile.OFF)
         if parallel is not None:
-            parallel.require_plain(adapters=lora is not None, steps_per_launch=steps_per_launch)
+            require_plain(
+                lazy=graphs.lazy,
+                compiled=graphs.compile is not Compile.OFF,
+                adapters=lora is not None,
+                steps_per_launch=steps_per_launch,
+            )
             graphs = parallel.graphs(graphs)
         self.parallel, self._holds_peers = parallel, False
         self.model, self.attention = model, attention

@@ -26,7 +26,7 @@ from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_case
 from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_adapter
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
-from stepgraph.engine.parallel import TensorParallel
+from stepgraph.engine.parallel import TensorParallel, require_plain
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.request import Request
 from stepgraph.engine.running import Running
@@ -145,7 +145,7 @@ class LLM:
         operations = choose_operations(operations, target, compiled=compiled)
         choose_token = get_sampler(sampler)
         if parallel is not None:
-            parallel.require_plain(adapters=lora is not None, steps_per_launch=most)
+            require_plain(lazy=config.lazy, compiled=compiled, adapters=lora is not None, steps_per_launch=most)
             if sampler != "fused":
                 raise ConfigError(f"sampler: {sampler!r} is of one rank; several choose among candidates, leave it out")
         started = time.perf_counter()

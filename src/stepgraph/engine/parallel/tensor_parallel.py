@@ -26,7 +26,7 @@ from stepgraph.engine.parallel.sampler import ShardedSampler
 from stepgraph.engine.parallel.shard import Shard
 from stepgraph.engine.params import SamplingParams
 from stepgraph.runtime.batch import BatchDescriptor
-from stepgraph.runtime.config import Compile, GraphConfig
+from stepgraph.runtime.config import GraphConfig
 from stepgraph.runtime.dispatch import Mode
 from stepgraph.runtime.errors import CaptureError, ConfigError
 from stepgraph.runtime.keys import capture_keys
@@ -37,6 +37,21 @@ from stepgraph.runtime.runner import GraphRunner
 CANDIDATES = 64
 _SAMPLED = 64  # rows of the embedding, which all ranks have whole, to tell checkpoints of one shape apart
 _RUNS_AT_ONCE = "segments between breaks run as soon as they are recorded, before addresses can be exchanged"
+
+
+def require_plain(*, lazy: bool, compiled: bool, adapters: bool, steps_per_launch: int) -> None:
+    """Raises ConfigError: what an engine of several ranks cannot have."""
+    if lazy:
+        raise ConfigError("lazy graphs: ranks would record them at different times; capture all at the start")
+    if compiled:
+        raise ConfigError("compile: torch's compiler does not see the collectives of several ranks; switch it off")
+    if adapters:
+        raise ConfigError("adapters: they are whole, and of several ranks each has a part of the model")
+    if steps_per_launch > 1:
+        raise ConfigError(
+            "steps_per_launch: with several ranks it is 1; a device that runs on by itself would not learn that "
+            "another rank is gone"
+        )
 
 
 class TensorParallel:
@@ -59,26 +74,8 @@ class TensorParallel:
         return ShardedSampler(self.gather, self.shard(config).vocab, config.vocab_size, self.candidates)
 
     def graphs(self, config: GraphConfig) -> GraphConfig:
-        """What ranks can have of a configuration: every size warmed up, so that all take the same steps to it.
-
-        Raises:
-            ConfigError: graphs that are recorded when there is time, which ranks do not have alike, or compiled ones.
-        """
-        if config.lazy:
-            raise ConfigError("lazy graphs: ranks would record them at different times; capture all at the start")
-        if config.compile is not Compile.OFF:
-            raise ConfigError("compile: torch's compiler does not see the collectives of several ranks; switch it off")
+        """A configuration with every size warmed up, so that all ranks take the same steps to it."""
         return replace(config, warmups=max(1, config.warmups))
-
-    def require_plain(self, *, adapters: bool, steps_per_launch: int) -> None:
-        """Raises ConfigError: what ranks cannot have beside the graphs that `graphs` refuses."""
-        if adapters:
-            raise ConfigError("adapters: they are whole, and of several ranks each has a part of the model")
-        if steps_per_launch > 1:
-            raise ConfigError(
-                "steps_per_launch: with several ranks it is 1; a device that runs on by itself would not learn "
-                "that another rank is gone"
-            )
 
     def require(self, params: SamplingParams) -> None:
         """Raises RequestError: filters that the candidates are too few for."""
