@@ -10,7 +10,9 @@ from engine.tiny import CONFIG, finish, request, run_all, tiny_engine
 
 from stepgraph.engine import LLM, SamplingParams
 from stepgraph.engine.errors import RequestError
+from stepgraph.engine.sampling_state import mark_rows
 from stepgraph.ops.sampling import mark_seen, sample_chain
+from stepgraph.runtime.platforms import platform_for
 
 PENALTIES = [
     {"repetition_penalty": 1.4},
@@ -105,7 +107,7 @@ def check_counts(core, rows) -> int:
     expected, checked = torch.empty(CONFIG.vocab_size, dtype=torch.int32), 0
     for row, one in enumerate(rows):
         if one.params.penalises and row < len(core.scheduler.rows) and core.scheduler.rows[row] is one:
-            mark_seen(expected, one.prompt, one.output)
+            mark_seen(expected, torch.tensor(one.prompt), torch.tensor(one.output))
             assert torch.equal(core.buffers["seen"][row].cpu(), expected)
             checked += 1
     return checked
@@ -116,3 +118,16 @@ def test_a_row_keeps_no_count_of_a_request_before_it(device) -> None:
     fresh = run_all(core, [request(0, [9], 20, frequency_penalty=1.0)])[0]
     run_all(core, [request(1, list(range(50)), 30, frequency_penalty=-2.0)])
     assert run_all(core, [request(2, [9], 20, frequency_penalty=1.0)])[0] == fresh
+
+
+@pytest.mark.gpu
+def test_the_host_does_not_wait_for_counts_to_be_written() -> None:
+    platform, requests = platform_for("cuda"), penalised_requests(5)
+    seen = torch.ones(5, CONFIG.vocab_size, dtype=torch.int32, device="cuda")
+    requests[0].output += [3, 4, 3]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        mark_rows(platform, seen, requests, range(5))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert seen[0, 3] >= 4 and seen[4].eq(1).all()

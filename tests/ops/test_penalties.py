@@ -24,7 +24,7 @@ def row(*values: float) -> torch.Tensor:
 
 def marked(prompt: list[int], output: list[int], vocab: int = VOCAB) -> torch.Tensor:
     seen = torch.full((1, vocab), 77, dtype=torch.int32)
-    mark_seen(seen[0], prompt, output)
+    mark_seen(seen[0], *(torch.tensor(tokens, dtype=torch.int64) for tokens in (prompt, output)))
     return seen
 
 

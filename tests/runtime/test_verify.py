@@ -66,6 +66,14 @@ def test_a_right_runner_passes(device, mode: str, debug: str) -> None:
     assert report.as_dict()["ok"] and "3 batches as in eager" in str(report)
 
 
+def test_progress_names_each_key(device) -> None:
+    config = GraphConfig.preset("FULL_DECODE_ONLY", ladder=Ladder.explicit([2, MAX_REQUESTS]))
+    told: list[tuple[int, int, str]] = []
+    sums_runner(config, device).verify(draw, progress=lambda *what: told.append(what))
+    assert [done for done, _, _ in told] == [0, 1, 2] and {total for _, total, _ in told} == {2}
+    assert {"2 requests", f"{MAX_REQUESTS} requests"} <= {what for _, _, what in told}
+
+
 def test_buffers_and_state_are_put_back(device) -> None:
     kv = torch.arange(10.0, device=device)
 

@@ -116,6 +116,7 @@ def verify(options: VerifyOptions) -> bool:
     if not options.as_json:
         number = count(len(llm.capture_report.graphs), "graph")
         typer.echo(f"verifying {number} against eager; on a CPU this takes minutes", err=True)
-    report = llm.verify(rtol=options.rtol, atol=options.atol)
+    with ProgressBar(quiet=options.as_json) as progress:
+        report = llm.verify(rtol=options.rtol, atol=options.atol, progress=progress)
     write(f"{json.dumps(report.as_dict(), indent=2, ensure_ascii=False) if options.as_json else report}\n")
     return report.ok

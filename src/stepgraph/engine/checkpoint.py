@@ -17,9 +17,9 @@ from stepgraph.engine.safetensors_loader import load_directory
 from stepgraph.engine.source import Cut, Source
 from stepgraph.engine.tokenizer import Tokenizer
 from stepgraph.engine.weights_cache import cache_file, default_cache_dir, read_cache, write_cache
+from stepgraph.runtime.progress import Progress
 
 Check = Callable[[ModelConfig, torch.dtype], None]
-Progress = Callable[[int, int, str], None]
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -27,11 +27,12 @@ from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import Sampler, sample
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CaptureReport, Progress
+from stepgraph.runtime.capture import CaptureReport
 from stepgraph.runtime.config import Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError, ReplayError
 from stepgraph.runtime.memory.cost import Left
 from stepgraph.runtime.platforms.virtual import VirtualMemory
+from stepgraph.runtime.progress import Progress
 from stepgraph.runtime.resolve import AttentionGroup, Severity, resolve
 from stepgraph.runtime.runner import GraphRunner
 from stepgraph.runtime.verify import VerifyReport
@@ -191,7 +192,9 @@ class EngineCore(Stepping):
         self.eager_left += Left.between(before, platform.memory())
 
     @torch.inference_mode()
-    def verify(self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0) -> VerifyReport:
+    def verify(
+        self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0, progress: Progress | None = None
+    ) -> VerifyReport:
         """Replay every captured key against eager, on random batches; see `GraphRunner.verify`. Overwrites the cache.
 
         rtol, atol: what a compiler's own arithmetic (inductor) needs, which rounds otherwise than eager.
@@ -216,7 +219,9 @@ class EngineCore(Stepping):
         if self.lora is not None:
             self.lora.fill_free(torch.Generator().manual_seed(seed))
         with self._cache_cut_to(1 + len(verified)):
-            return self.runner.verify(batches, nearest=batches.nearest, seed=seed, rtol=rtol, atol=atol)
+            return self.runner.verify(
+                batches, nearest=batches.nearest, seed=seed, rtol=rtol, atol=atol, progress=progress
+            )
 
     @contextmanager
     def _cache_cut_to(self, num_blocks: int) -> Iterator[None]:

@@ -36,11 +36,12 @@ from stepgraph.engine.tracked import TrackedRequest
 from stepgraph.ops.attention import AttentionShape, get_backend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
-from stepgraph.runtime.capture import CaptureReport, Progress
+from stepgraph.runtime.capture import CaptureReport
 from stepgraph.runtime.config import Compile, GraphConfig
 from stepgraph.runtime.errors import ConfigError, StepgraphError
 from stepgraph.runtime.ladder import Ladder
 from stepgraph.runtime.platforms import platform_for
+from stepgraph.runtime.progress import Progress
 from stepgraph.runtime.resolve import Resolution
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify import VerifyReport
@@ -255,16 +256,19 @@ class LLM:
         """
         return self.core.capture_pending(seconds)
 
-    def verify(self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0) -> VerifyReport:
+    def verify(
+        self, *, seed: int = 0, rtol: float = 0.0, atol: float = 0.0, progress: Progress | None = None
+    ) -> VerifyReport:
         """Replay every graph against eager on random batches, and find the first operator that differs.
 
-        rtol, atol: how far apart they may be, for steps that inductor compiled.
+        rtol, atol: how far apart they may be, for steps that inductor compiled. progress: called with (graphs done,
+        graphs, what comes next).
 
         Raises:
             ReplayError: requests are under way. CaptureError: there are no graphs. ConfigError: a tolerance that is
                 negative or no number.
         """
-        return self.core.verify(seed=seed, rtol=rtol, atol=atol)
+        return self.core.verify(seed=seed, rtol=rtol, atol=atol, progress=progress)
 
     def resize_kv(self, num_blocks: int) -> None:
         """Give memory of the KV cache back, or take it again, while graphs stay; see `EngineCore.resize_kv`.

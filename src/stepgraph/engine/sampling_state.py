@@ -11,6 +11,7 @@ import torch
 from stepgraph.engine.request import Request
 from stepgraph.ops.sampling import mark_seen
 from stepgraph.runtime.buffers import PaddingPolicy, Slot
+from stepgraph.runtime.platforms import Platform
 
 _MAX_INT32 = 2**31 - 1  # a larger top_k keeps the whole vocabulary just the same
 
@@ -55,8 +56,9 @@ def sampling_inputs(requests: Sequence[Request], *, penalties: bool = True) -> d
     return inputs
 
 
-def mark_rows(seen: torch.Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:
+def mark_rows(platform: Platform, seen: torch.Tensor, requests: Sequence[Request], rows: Sequence[int]) -> None:
     """Write what each request has seen to its row of `seen`, int32 [rows, vocab]; those without penalties are left."""
     for request, row in zip(requests, rows, strict=True):
         if request.params.penalises:
-            mark_seen(seen[row], request.prompt, request.output)
+            tokens = platform.upload(torch.tensor(request.prompt + request.output, dtype=torch.int64))
+            mark_seen(seen[row], *tokens.tensor_split([len(request.prompt)]))

@@ -94,7 +94,7 @@ class Staging:
             block_tables=self._tables(requests),
         )
         if self._penalties:
-            mark_rows(self._buffers["seen"], requests, list(anew))
+            mark_rows(self._buffers.platform, self._buffers["seen"], requests, list(anew))
 
     def _tables(self, requests: list[Request]) -> np.ndarray[Any, Any]:
         """int32 [requests, max_blocks]: each request's blocks, then the null block."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,7 @@ from stepgraph.ops.fused.operation_set import FusedOperations
 from stepgraph.ops.fused.tiling import CUDA_COLUMNS, OPERATIONS, Choice, ChosenTiles, Tile, by_triton
 from stepgraph.runtime import GraphConfig
 from stepgraph.runtime.errors import ConfigError
+from stepgraph.runtime.progress import Progress
 
 _REPLAYS = 20
 _CONTEXT = 512
@@ -61,7 +62,6 @@ _MORE_ROWS = [
     Tile(64, 128, 4, 3),
 ]
 
-Progress = Callable[[int, int, str], None]
 Chosen = Mapping[str, Tile | None]
 """By projection; None: the library's."""
 

@@ -22,11 +22,9 @@ from stepgraph.runtime.memory.shortage import remedy
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.platforms import DeviceMemory, Platform, Recording
 from stepgraph.runtime.pool import GraphPool
+from stepgraph.runtime.progress import Progress
 
 T = TypeVar("T")
-
-Progress = Callable[[int, int, str], None]
-"""Called with (keys done, keys in all, what comes next); a front end draws it."""
 
 CapturedStep = Callable[[BatchDescriptor], dict[str, torch.Tensor]]
 

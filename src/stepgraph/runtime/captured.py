@@ -11,7 +11,7 @@ from stepgraph.runtime.audit import AddressAudit
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.batch_step import BatchStep
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CapturedGraph, CaptureReport, Progress
+from stepgraph.runtime.capture import CapturedGraph, CaptureReport
 from stepgraph.runtime.capture_guard import refuse_capture_while_serving
 from stepgraph.runtime.compiler.steps import CompiledSteps, CompileTotal
 from stepgraph.runtime.config import GraphConfig
@@ -23,6 +23,7 @@ from stepgraph.runtime.naming import describe
 from stepgraph.runtime.nodes import GraphNode
 from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.pool import GraphPool
+from stepgraph.runtime.progress import Progress
 from stepgraph.runtime.session import CaptureSession
 
 _log = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from stepgraph.runtime.live_batches import LiveBatches
 from stepgraph.runtime.outputs import StepOutput, named_outputs
 from stepgraph.runtime.platforms.base import LoopTerms
 from stepgraph.runtime.pool import GraphPool
+from stepgraph.runtime.progress import Progress
 from stepgraph.runtime.session import require_fit
 from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify.bench import Subject
@@ -210,12 +211,14 @@ class GraphRunner(Captured):
         batches_per_key: int = 3,
         rtol: float = 0.0,
         atol: float = 0.0,
+        progress: Progress | None = None,
     ) -> VerifyReport:
         """Replay against eager for every captured key, on random batches; says where they part.
 
         make_inputs: called as `make_inputs(batch, generator)`; gives the real rows of every slot, device-owned ones
             too. By default floats are drawn and all others are 0.
         rtol, atol: how far a replay may be from eager on the same rows; by default they are the same bit for bit.
+        progress: called with (keys done, keys, what comes next).
 
         Padded rows that a policy leaves alone are filled with NaN, or with the largest real index. The step runs many
         times, eagerly too, so call this in the mode in which it serves. Buffers and `state` are put back; twice the
@@ -232,7 +235,7 @@ class GraphRunner(Captured):
         with self.pool.alone(), torch.no_grad():
             if self._leases is not None:
                 self._leases.verified()
-            return verify(subject, make_inputs, nearest, seed, batches_per_key, Tolerance(rtol, atol))
+            return verify(subject, make_inputs, nearest, seed, batches_per_key, Tolerance(rtol, atol), progress)
 
     def rehearse(self, batch: BatchDescriptor) -> None:
         """Run a batch's step eagerly, on padded rows and on this thread's current stream. The buffers are reset.

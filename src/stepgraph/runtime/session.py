@@ -12,7 +12,7 @@ import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.buffers import StaticBuffers
-from stepgraph.runtime.capture import CaptureReport, Progress, capture_graphs, let_go_of_graphs
+from stepgraph.runtime.capture import CaptureReport, capture_graphs, let_go_of_graphs
 from stepgraph.runtime.compiler.steps import CompiledSteps
 from stepgraph.runtime.config import Backend, GraphConfig
 from stepgraph.runtime.dispatch import Mode
@@ -22,6 +22,7 @@ from stepgraph.runtime.memory.ledger import family
 from stepgraph.runtime.naming import describe
 from stepgraph.runtime.outputs import SharedOutputs
 from stepgraph.runtime.pool import GraphPool
+from stepgraph.runtime.progress import Progress
 
 _log = logging.getLogger(__name__)
 

@@ -5,19 +5,16 @@ What was seen is one int32 a token: twice the times it stands in the output, plu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 
-def mark_seen(seen: torch.Tensor, prompt: Sequence[int], output: Sequence[int]) -> None:
-    """Write one row, int32 [vocab], afresh from a request's tokens."""
+def mark_seen(seen: torch.Tensor, prompt: torch.Tensor, output: torch.Tensor) -> None:
+    """Write one row, int32 [vocab], afresh from a request's tokens, int64 [tokens] each. The host waits for nothing."""
     seen.zero_()
-    seen[torch.tensor(prompt, dtype=torch.int64, device=seen.device)] = 1
-    if output:
-        tokens = torch.tensor(output, dtype=torch.int64, device=seen.device)
-        seen.index_add_(0, tokens, torch.full(tokens.shape, 2, dtype=seen.dtype, device=seen.device))
+    seen.index_fill_(0, prompt, 1)
+    seen.index_add_(0, output, torch.full(output.shape, 2, dtype=seen.dtype, device=seen.device))
 
 
 class Penalties(NamedTuple):

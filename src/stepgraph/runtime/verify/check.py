@@ -10,6 +10,8 @@ import torch
 
 from stepgraph.runtime.batch import BatchDescriptor
 from stepgraph.runtime.errors import CaptureError, InputError
+from stepgraph.runtime.naming import describe
+from stepgraph.runtime.progress import Progress
 from stepgraph.runtime.slots import Slot
 from stepgraph.runtime.verify.bench import Bench, Results, Subject, random_state_kept
 from stepgraph.runtime.verify.compare import Tolerance, far_apart
@@ -38,6 +40,7 @@ def verify(
     seed: int,
     batches_per_key: int,
     tolerance: Tolerance,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """What GraphRunner.verify does.
 
@@ -52,7 +55,7 @@ def verify(
     verifier = _Verifier(subject, make_inputs, nearest, seed, tolerance)
     with subject.buffers.kept(), random_state_kept(subject.buffers.device):
         try:
-            return verifier.run(batches_per_key)
+            return verifier.run(batches_per_key, progress)
         finally:
             verifier.restore()
 
@@ -72,10 +75,12 @@ class _Verifier:
         self._saved = {name: tensor.clone() for name, tensor in subject.state.items()}
         self._rng = random.Random(seed)
 
-    def run(self, batches_per_key: int) -> VerifyReport:
+    def run(self, batches_per_key: int, progress: Progress | None) -> VerifyReport:
         reports = {key: KeyReport(key, graph.mode) for key, graph in self._subject.graphs.by_key.items()}
         later: list[tuple[KeyReport, Bench, dict[str, torch.Tensor]]] = []
-        for key, report in reports.items():
+        for done, (key, report) in enumerate(reports.items()):
+            if progress is not None:
+                progress(done, len(reports), describe(key))
             benches = [self._bench(key, *each) for each in enumerate(self._batches(key, batches_per_key))]
             if fault := self._random(benches[0]):
                 report.faults.append(fault)  # what else differs follows from it
@@ -90,6 +95,8 @@ class _Verifier:
             if not report.faults:
                 digests = {name: digest(value) for name, value in benches[-1].replayed().items()}
                 later.append((report, benches[-1], digests))
+        if progress is not None:
+            progress(len(reports), len(reports), "all once more")
         for report, bench, digests in later:
             again = bench.replayed()
             changed = [name for name, value in again.items() if bool(digest(value) != digests[name])]
