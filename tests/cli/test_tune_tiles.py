@@ -19,7 +19,7 @@ def refused(*arguments: str) -> str:
 
 
 def test_what_is_wrong_is_told_in_one_line() -> None:
-    assert "neither a directory nor one of llama-3-8b" in refused("no-such-model")
+    assert "no directory, no GGUF file and none of the shapes llama-3-8b" in refused("no-such-model")
     assert "must be some of 1, 2, 4, 8, 16, 32, 64" in refused("llama-3-8b", "--rows", "1,3")
     assert "must be some of" in refused("llama-3-8b", "--rows", "one")
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def tiles_command(
     model: Annotated[
-        str, typer.Argument(help="A shape such as llama-3-8b, or a Hugging Face directory.", callback=not_empty)
+        str,
+        typer.Argument(help="A shape such as llama-3-8b, a Hugging Face directory or a GGUF file.", callback=not_empty),
     ],
     rows: Annotated[str, typer.Option(help="Numbers of rows to measure, of 1, 2, 4, 8, 16, 32 and 64.")] = "1,2,4,8,16",
     tp: Annotated[int, typer.Option(help="For one rank's part of the model, of so many.", min=1)] = 1,
@@ -36,13 +37,14 @@ def tune_tiles(*, model: str, rows: str, tp: int, seconds: float, out: Path | No
     import torch
 
     from stepgraph.cli.console import ProgressBar
+    from stepgraph.cli.plan import model_config
     from stepgraph.measure.show import show
     from stepgraph.ops.fused.tiling import load_tiles, package_file
     from stepgraph.ops.operations import choose_operations
     from stepgraph.runtime.errors import ConfigError
     from stepgraph.runtime.whole_file import write_whole
 
-    config, counts = _config(model), _rows(rows)
+    config, counts = model_config(model), _rows(rows)
     name = model if tp == 1 else f"{model}, one of {tp} ranks"
     config = _part(config, tp)
     if not torch.cuda.is_available():
@@ -59,18 +61,6 @@ def tune_tiles(*, model: str, rows: str, tp: int, seconds: float, out: Path | No
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(tiles.updated(choices).to_json(device), indent=1) + "\n")
     typer.echo(f"{len(choices)} choices in {path}", err=True)
-
-
-def _config(model: str) -> ModelConfig:
-    from stepgraph.engine.config import read_config
-    from stepgraph.engine.random_model import SHAPES
-    from stepgraph.runtime.errors import ConfigError
-
-    if model in SHAPES:
-        return SHAPES[model]
-    if not Path(model).is_dir():
-        raise ConfigError(f"tune tiles: {model!r} is neither a directory nor one of {', '.join(SHAPES)}")
-    return read_config(Path(model))
 
 
 def _part(config: ModelConfig, tp: int) -> ModelConfig:

@@ -24,10 +24,10 @@ def make_all_reduce(
     Raises:
         CommError: a table that is not there or cannot be read, even where it would not be used.
     """
-    if tables is not None:
-        read_tables(tables, group.world)
     why = why_no_kernels(group)
     if why is not None:
+        if tables is not None:
+            read_tables(tables, group.world)
         return AllReduce(group, why_library=why)
     table = device_table(group, tables) if table is None else table
     return AllReduce(group, SymmetricKernels(group, table, limit_s=limit_s), table)
