@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 
 import torch
 
 from stepgraph.comm.errors import CommError
 from stepgraph.engine.budget import MemoryTable
+from stepgraph.engine.call import Adapters, Params, Prompt, read_call
 from stepgraph.engine.checkpoint import load_checkpoint
 from stepgraph.engine.config import ModelConfig, model_len
 from stepgraph.engine.core import EngineCore
-from stepgraph.engine.ending import STOP_IDS
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
-from stepgraph.engine.kv_blocks import BLOCK_SIZE, blocks_for
+from stepgraph.engine.intake import Intake
+from stepgraph.engine.kv_blocks import BLOCK_SIZE
 from stepgraph.engine.kv_plan import kv_plan
 from stepgraph.engine.loops import StepsPerLaunch, most_steps
 from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_cases
@@ -27,11 +26,8 @@ from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_ad
 from stepgraph.engine.model import DecoderModel
 from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.parallel import TensorParallel, require_plain
-from stepgraph.engine.params import SamplingParams
-from stepgraph.engine.request import Request
 from stepgraph.engine.running import Running
 from stepgraph.engine.scheduler import most_tokens
-from stepgraph.engine.text import TextStream
 from stepgraph.engine.tracked import TrackedRequest
 from stepgraph.ops.attention import AttentionShape, get_backend
 from stepgraph.ops.operations import choose_operations
@@ -47,10 +43,6 @@ from stepgraph.runtime.stats import Stats
 from stepgraph.runtime.verify import VerifyReport
 
 _log = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int]
-Params = SamplingParams | Sequence[SamplingParams]
-Adapters = str | Sequence[str | None] | None
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _GPU_SEQS, _CPU_SEQS = 256, 16
@@ -223,11 +215,10 @@ class LLM:
         plan.took("step buffers")
         self.core.capture(progress)
         self.memory: MemoryTable = plan.settle(self.core)
-        self._streams_bind = steps_per_launch == "auto"
         if parallel is not None and self.core.kv_memory.resizable:
             self.core.resize_kv(parallel.least(self.core.kv_memory.num_blocks))
         self._parallel = parallel
-        self._next_id = 0
+        self._intake = Intake(self.core, self.tokenizer, streams_bind=steps_per_launch == "auto")
         self._running = Running(self.core)
 
     @property
@@ -375,65 +366,16 @@ class LLM:
         self, prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters, *, streams: bool
     ) -> list[TrackedRequest]:
         if self._parallel is None:
-            call = _read_call(prompts, params, adapter)
+            call = read_call(prompts, params, adapter)
         else:
-            call = self._parallel.share_call(lambda: _read_call(prompts, params, adapter))
+            call = self._parallel.share_call(lambda: read_call(prompts, params, adapter))
         # All are checked before the first is queued: a bad prompt leaves nothing behind.
-        return [self._track(index, *one, streams=streams) for index, one in enumerate(call)]
-
-    def _track(
-        self, index: int, prompt: Prompt, params: SamplingParams, adapter: str | None, seed: int, *, streams: bool
-    ) -> TrackedRequest:
-        self._require_adapter(adapter)
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
-            raise RequestError(f"prompt {index}: token ids are whole numbers; give text or a list of ids")
-        ids = [int(token) for token in ids]
-        max_len = self.core.max_model_len
-        if not ids:
-            raise RequestError(f"prompt {index} is empty; give at least one token")
-        if len(ids) >= max_len:
-            raise RequestError(
-                f"prompt {index} has {len(ids)} tokens; the model allows {max_len} with at least one to generate"
-            )
-        bad = next((token for token in ids if not 0 <= token < self.config.vocab_size), None)
-        if bad is not None:
-            raise RequestError(f"prompt {index}: token {bad} is outside the vocabulary of {self.config.vocab_size}")
-        if params.penalises and not self.core.penalties:
-            raise RequestError(f"prompt {index} asks for a penalty, and penalties are off; use LLM(penalties=True)")
-        max_tokens = min(params.max_tokens, max_len - len(ids))
-        self._require_room(index, len(ids) + max_tokens)
-        if self._parallel is not None:
-            self._parallel.require(params)
-        ends = () if params.ignore_eos else self.tokenizer.eos_token_ids
-        stops = frozenset(params.stop_token_ids) | frozenset(ends)
-        one_by_one = bool(params.stop) or len(stops) > STOP_IDS or (streams and self._streams_bind)
-        request = Request(self._next_id, ids, params, seed, max_tokens, adapter, stops, one_by_one)
-        self._next_id += 1
-        text = TextStream(self.tokenizer, params.stop)
-        heard = streams or one_by_one
-        return TrackedRequest(index, prompt if isinstance(prompt, str) else None, request, text, heard=heard)
-
-    def _require_adapter(self, name: str | None) -> None:
-        if name is not None:
-            require_slots(self.core).slot(name)
-
-    def _require_room(self, index: int, tokens: int) -> None:
-        needed, capacity = blocks_for(tokens), self.core.scheduler.pool.capacity
-        if needed > capacity:
-            raise RequestError(
-                f"prompt {index} may need {needed} KV blocks and the cache has {capacity}; "
-                f"lower max_tokens or give the cache more blocks"
-            )
+        return [self._intake.take(index, asked, streams=streams) for index, asked in enumerate(call)]
 
     def _drive(self, tracked: list[TrackedRequest]) -> Iterator[TextDelta]:
         """Queue these requests and step the engine until they are done. Others that are queued advance along."""
-        for one in tracked:  # the cache may have shrunk since they were tracked
-            self._require_room(one.index, len(one.request.prompt) + one.request.max_tokens)
         for one in tracked:
-            self._require_adapter(
-                one.request.adapter
-            )  # a stream begins when it is first read, and much may come before
+            self._intake.require_still(one)
         try:
             for one in tracked:
                 self._running.add(one)
@@ -473,34 +415,3 @@ def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None
     if asked not in _DTYPES:
         raise ConfigError(f"dtype: {asked!r} is not one of {', '.join(_DTYPES)}")
     return torch.float32 if asked == "auto" and device.type == "cpu" else _DTYPES[asked]
-
-
-def _read_call(
-    prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters
-) -> list[tuple[Prompt, SamplingParams, str | None, int]]:
-    """For each request its prompt, parameters, adapter and seed. Raises RequestError: they do not fit together."""
-    listed = _as_list(prompts)
-    shared = SamplingParams() if params is None else params
-    each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
-    if not all(isinstance(one, SamplingParams) for one in each):
-        raise RequestError("sampling parameters are SamplingParams: one for all prompts, or a list with one for each")
-    if len(each) != len(listed):
-        raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
-    if adapter is not None and not isinstance(adapter, str | list | tuple):
-        raise RequestError(f"adapters are names: one for all prompts, or a list with one for each, not {adapter!r:.80}")
-    adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
-    if len(adapters) != len(listed):
-        raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
-    seeds = [secrets.randbits(63) if one.seed is None else one.seed for one in each]
-    return list(zip(listed, each, adapters, seeds, strict=True))
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
-        return [listed]  # type: ignore[list-item]
-    if not all(isinstance(item, str | Sequence) for item in listed):
-        raise RequestError("prompts are text, token ids, or a list of either")
-    return listed  # type: ignore[return-value]

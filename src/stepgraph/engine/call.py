@@ -1,0 +1,52 @@
+"""The arguments of a call, `generate` or `stream`, as one request after another."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stepgraph.engine.errors import RequestError
+from stepgraph.engine.params import SamplingParams
+
+Prompt = str | Sequence[int]
+Params = SamplingParams | Sequence[SamplingParams]
+Adapters = str | Sequence[str | None] | None
+
+
+class Asked(NamedTuple):
+    """What is asked for one prompt. adapter: a name. seed: the parameters', or one that was drawn."""
+
+    prompt: Prompt
+    params: SamplingParams
+    adapter: str | None
+    seed: int
+
+
+def read_call(prompts: Prompt | Sequence[Prompt], params: Params | None, adapter: Adapters) -> list[Asked]:
+    """One for each prompt. Raises RequestError: the arguments do not fit together."""
+    listed = _as_list(prompts)
+    shared = SamplingParams() if params is None else params
+    each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
+    if not all(isinstance(one, SamplingParams) for one in each):
+        raise RequestError("sampling parameters are SamplingParams: one for all prompts, or a list with one for each")
+    if len(each) != len(listed):
+        raise RequestError(f"{len(each)} sampling parameters for {len(listed)} prompts; give one, or one for each")
+    if adapter is not None and not isinstance(adapter, str | list | tuple):
+        raise RequestError(f"adapters are names: one for all prompts, or a list with one for each, not {adapter!r:.80}")
+    adapters = [adapter] * len(listed) if adapter is None or isinstance(adapter, str) else list(adapter)
+    if len(adapters) != len(listed):
+        raise RequestError(f"{len(adapters)} adapters for {len(listed)} prompts; give one, or one for each")
+    seeds = [secrets.randbits(63) if one.seed is None else one.seed for one in each]
+    return [Asked(*one) for one in zip(listed, each, adapters, seeds, strict=True)]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
+        return [listed]  # type: ignore[list-item]
+    if not all(isinstance(item, str | Sequence) for item in listed):
+        raise RequestError("prompts are text, token ids, or a list of either")
+    return listed  # type: ignore[return-value]
