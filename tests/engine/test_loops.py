@@ -85,6 +85,15 @@ def test_short_blocks_end_the_loop_and_preempt_as_before(blocks: int, device: to
     assert core.scheduler.pool.num_free == core.scheduler.pool.capacity
 
 
+@pytest.mark.parametrize("blocks", [8, 9, 15])
+def test_no_step_lacks_a_block_behind_a_launch_that_went_further_than_asked(blocks: int, device: torch.device) -> None:
+    def ours() -> list[Request]:
+        return [request(id, [1, 2, id], 100, temperature=0.8) for id in range(2)]
+
+    core = tiny_engine(device, steps_per_launch=64, num_blocks=blocks)
+    assert run_many(core, ours()) == run_all(tiny_engine(device), ours())
+
+
 def test_joins_leaves_and_cancels_between_launches(device: torch.device) -> None:
     rng, core = random.Random(4), tiny_engine(device, num_blocks=80, steps_per_launch=8)
     ours = requests_for(60, longest=60, most=40, temperature=0.8)

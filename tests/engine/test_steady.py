@@ -109,6 +109,21 @@ def test_blocks_for_many_steps_as_far_as_there_are_any() -> None:
         assert all(len(one.blocks) * 16 >= length for one, length in zip(rows, steady.lengths, strict=True))
 
 
+def test_a_loop_that_went_on_to_the_end_of_a_block_needs_one_at_once() -> None:
+    """A loop ends where a row has no block, which may be past the steps that blocks were asked for."""
+    pool, lengths = BlockPool(9), (3, 5)
+    rows = [request(id, [1], max_tokens=200) for id in range(2)]
+    for one in rows:
+        one.blocks = pool.take(1) or []
+    steady = SteadyRows(rows, list(lengths), pool)
+    steady.reach(64)
+    went = min(len(one.blocks) * 16 - length for one, length in zip(rows, lengths, strict=True))
+    assert went > steady.left and pool.num_free == 2
+    steady.went(went)
+    assert steady.reach(64) == () and steady.left == 0
+    assert steady.next() is None
+
+
 def test_short_blocks_are_left_to_the_scheduler() -> None:
     pool = BlockPool(4)
     rows = [request(id, [1] * 16, max_tokens=100) for id in range(2)]

@@ -68,8 +68,8 @@ class SteadyRows:
         return self._left
 
     def went(self, steps: int) -> None:
-        """So many steps were taken, at most `left`."""
-        self._left -= steps
+        """So many steps were taken: at most `left`, and those that the blocks of a loop go on for."""
+        self._left = max(self._left - steps, 0)
         self._steps += steps
 
     def _grow(self, steps: int) -> Grown | None:
