@@ -65,7 +65,7 @@ class OneRow:
         state = {"tokens": [1], "positions": [CONTEXT - 1], "seq_lens": [CONTEXT], "block_tables": order[None].int()}
         self.buffers.patch([0], **state)
         request = Request(0, list(range(CONTEXT)), params, 7, 16)
-        mark_rows(self.buffers["seen"], [request], [0])
+        mark_rows(self.buffers.platform, self.buffers["seen"], [request], [0])
         self.graph(num_requests=1, **sampling_inputs([request]))
 
     def rewind(self) -> None:
