@@ -105,8 +105,11 @@ def test_with_adapters_it_is_as_near_to_float32_as_the_reference(
     adapters = make_adapters(moved)
     reference, reference_cache = run(get_operations("reference", device, moved.shape), moved, adapters)
     got, cache = run(get_operations("fused", device, moved.shape), moved, adapters)
+    check_cache(cache, moved.kv_cache, moved)
     assert distance(got, truth) <= 2 * distance(reference, truth) + 1e-5
-    assert distance(cache, truth_cache) <= 2 * distance(reference_cache, truth_cache) + 1e-5
+    # But for the null block: padded rows write it at once, and their adapters differ.
+    bound = 2 * distance(reference_cache[1:], truth_cache[1:]) + 1e-5
+    assert distance(cache[1:], truth_cache[1:]) <= bound
 
 
 @pytest.mark.gpu
