@@ -17,7 +17,17 @@ from stepgraph.ops.overlap import can_overlap, launched
 from stepgraph.ops.sampling.penalties import Penalties
 from stepgraph.ops.sampling.shard import choose_token, offer_candidates, scaled_logits
 from stepgraph.ops.sampling.triton_candidates import best_of_block, draw, join_blocks, no_candidates
-from stepgraph.ops.sampling.triton_rows import asked, better_of, divided, gumbel, penalised, uniform_at, winner
+from stepgraph.ops.sampling.triton_rows import (
+    asked,
+    better_of,
+    divided,
+    gumbel,
+    less_penalties,
+    note,
+    penalised,
+    uniform_at,
+    winner,
+)
 
 _BLOCK, _PROGRAMS = 2048, 1024
 _MOST_LANES = 8192  # of a program that sorts
@@ -134,11 +144,7 @@ def _best(
         if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
             if penalised(row, repetitions, presences, frequencies):
                 known = tl.load(seen + row * seen_stride + columns_here, mask=inside, other=0)
-                factor = tl.where(known > 0, tl.load(repetitions + row), 1.0)
-                x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
-                count = known >> 1
-                x = x - tl.load(frequencies + row) * count.to(tl.float32)
-                x = x - tl.where(count > 0, tl.load(presences + row), 0.0)
+                x = less_penalties(x, known, row, repetitions, presences, frequencies)
         x = divided(x, temperature)
         tokens = first + columns_here
         if draws & (filtered == 0):
@@ -205,7 +211,5 @@ def _choose(
                 tl.load(min_ps + row), by_count, by_mass, tl.load(seeds + row), tl.load(positions + row), PARTS, LANES,
             )  # fmt: skip
     tl.store(out + row, index.to(tl.int64))
-    if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
-        if penalised(row, repetitions, presences, frequencies):
-            seen_here = seen + row * seen_stride + index
-            tl.store(seen_here, tl.load(seen_here) + 2)
+    if PENALTIES:
+        note(seen + row * seen_stride, index, row, repetitions, presences, frequencies)
