@@ -132,7 +132,7 @@ def measure(group: Group, name: str, limit: float, options: argparse.Namespace) 
     operations, _, library = name.partition("+")
     ours = not library
     all_reduce = make_all_reduce(group, tables=options.tables) if ours else AllReduce(group, why_library="asked for")
-    parallel = TensorParallel(group, all_reduce, candidates=0)
+    parallel = TensorParallel(group, all_reduce)
     model = random_model(
         options.shape, device=group.device, dtype=torch.bfloat16, max_positions=CONTEXT + 1, operations=operations,
         parallel=parallel,
@@ -149,9 +149,9 @@ def measure(group: Group, name: str, limit: float, options: argparse.Namespace) 
             "name": f"h200_tp_{options.shape}_{name}_x{group.world}".replace("-", "_").replace("+", "_"),
             "definition": f"One decode step of {options.shape} on {group.world} GPUs, random bfloat16 weights, greedy, "
             f"context {CONTEXT}, `{operations}` operations{'' if ours else ', sums by NCCL'}, an engine whose "
-            f"requests may not filter (`candidates=0`): device time, the slowest rank's. The floor is what a rank "
-            f"reads at {limit / 1e12:.2f} TB/s, measured in the same run. Launches are the nodes of a rank's graph "
-            f"without events; what they take the host eagerly is their number times {HOST_US} µs.",
+            f"requests may filter: device time, the slowest rank's. The floor is what a rank reads at "
+            f"{limit / 1e12:.2f} TB/s, measured in the same run. Launches are the nodes of a rank's graph without "
+            f"events; what they take the host eagerly is their number times {HOST_US} µs.",
             "unit": "ms; launches are a count",
             "machine": machine(),
             "versions": versions("torch", "triton", "cuda-bindings"),

@@ -40,18 +40,19 @@ def tokens_of(
     count: int,
     penalties: Penalties | None = None,
     offer: Callable[..., None] = offer_reference,
+    choose: Callable[..., None] = choose_token,
 ) -> torch.Tensor:
-    """The tokens that parts, cut at these places, choose together."""
+    """The tokens that parts, cut at these places, choose together, and take note of."""
     given = dict(given)
     logits, min_p = given.pop("logits"), given.pop("min_p")
     rows, vocab = logits.shape
-    offers = torch.empty(len(cuts) - 1, rows, offer_width(count), dtype=torch.int32)
+    offers = torch.empty(len(cuts) - 1, rows, offer_width(count), dtype=torch.int32, device=logits.device)
     for part, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
         mine = None if penalties is None else penalties._replace(seen=penalties.seen[:, start:stop])
         offer(
             logits[:, start:stop].contiguous(), **given, out=offers[part], first=start, vocab=vocab, min_p=min_p,
             penalties=mine,
         )  # fmt: skip
-    out = torch.empty(rows, dtype=torch.int64)
-    choose_token(offers, **given, out=out, vocab=vocab, min_p=min_p)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    choose(offers, **given, out=out, vocab=vocab, min_p=min_p, penalties=penalties)
     return out

@@ -11,6 +11,7 @@ from ops.shard_cases import batch, penalties, tokens_of
 
 from stepgraph.ops.sampling.penalties import Penalties
 from stepgraph.ops.sampling.reference import sample_reference
+from stepgraph.ops.sampling.shard import offer_width
 
 CUTS = {2: [0, 51, 101], 3: [0, 7, 50, 101], 4: [0, 32, 64, 96, 101], 1: [0, 101]}
 
@@ -90,12 +91,32 @@ def test_the_triton_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(triton_shard, "can_overlap", lambda device: True)
     given = batch(4, 101)
-    logits, offers = given.pop("logits"), torch.zeros(2, 4, 2, dtype=torch.int32)
-    out = torch.zeros(4, dtype=torch.int64)
+    logits, min_p, out = given.pop("logits"), given.pop("min_p"), torch.zeros(4, dtype=torch.int64)
+    for count in (0, 8):
+        offers = torch.zeros(2, 4, offer_width(count), dtype=torch.int32)
 
-    def step(asked: Penalties | None) -> None:
-        triton_shard.offer_best(logits, **given, out=offers[0], first=0, vocab=101, penalties=asked)
-        triton_shard.choose_best(offers, out, asked)
+        def step(asked: Penalties | None, offers: torch.Tensor = offers) -> None:
+            triton_shard.offer_triton(logits, **given, out=offers[0], first=0, vocab=101, min_p=min_p, penalties=asked)
+            triton_shard.choose_triton(offers, **given, out=out, vocab=101, min_p=min_p, penalties=asked)
 
-    for asked in (None, penalties(4, 101)):
-        assert compiled_kernels(partial(step, asked)) == ["_best", "_join", "_choose"]
+        for asked in (None, penalties(4, 101)):
+            assert compiled_kernels(partial(step, asked)) == ["_best", "_join", "_choose"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("parts", "count"), [(2, 64), (8, 64), (2, 100), (2, 0)])
+def test_the_kernels_choose_what_torch_chooses(parts: int, count: int) -> None:
+    from stepgraph.ops.sampling.triton_shard import choose_triton, offer_triton
+
+    vocab = 128256
+    cuts = [vocab * part // parts for part in range(parts + 1)]
+    given = {name: value.cuda() for name, value in batch(192, vocab, filters=count > 0).items()}
+    asked = Penalties(*(value.cuda() for value in penalties(192, vocab)))
+    want = tokens_of(cuts, given, count, asked._replace(seen=asked.seen.clone()))
+    mine = asked._replace(seen=asked.seen.clone())
+    got = tokens_of(cuts, given, count, mine, offer=offer_triton, choose=choose_triton)
+    apart = (got != want).nonzero()[:, 0].tolist()
+    assert len(apart) <= 3, apart  # a last digit of exp or log decides which
+    noted = (mine.seen - asked.seen).nonzero()
+    penalised = (torch.arange(192) % 3 == 0).nonzero()[:, 0].cuda()
+    assert torch.equal(noted, torch.stack((penalised, got[penalised]), 1))

@@ -1,7 +1,7 @@
 """The command line's grammar. Each command parses its options, calls one function, and turns errors into one line.
 
-Exit codes: 0 done, 1 `env` found something that cannot work, `verify` a wrong replay, or no cell of a `sweep` could be
-measured, 2 wrong use or bad input, 130 interrupted, 141 whoever read the output went away.
+Exit codes: 0 done, 1 `env` found something that cannot work, `verify` a wrong replay, no cell of a `sweep` could be
+measured, or a rank was killed, 2 wrong use or bad input, 130 interrupted, 141 whoever read the output went away.
 """
 
 from __future__ import annotations

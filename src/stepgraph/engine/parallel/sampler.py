@@ -6,13 +6,7 @@ import torch
 
 from stepgraph.comm.gather import Gather
 from stepgraph.ops.sampling.penalties import Penalties
-from stepgraph.ops.sampling.shard import (
-    choose_token,
-    offer_candidates,
-    offer_reference,
-    offer_width,
-    scaled_logits,
-)
+from stepgraph.ops.sampling.shard import choose_token, offer_reference, offer_width
 from stepgraph.runtime.platforms.tape import opaque
 
 
@@ -42,26 +36,15 @@ class ShardedSampler:
         frequency_penalty: torch.Tensor | None = None,
         seen: torch.Tensor | None = None,
     ) -> None:
-        part, on_gpu = self._part, logits.device.type == "cuda"
+        part = self._part
         whole = Penalties.given(repetition_penalty, presence_penalty, frequency_penalty, seen)
         mine = None if whole is None else whole._replace(seen=whole.seen[:, part.start : part.stop])
-        width = offer_width(self._candidates)
-        offer = torch.empty(len(logits), width, dtype=torch.int32, device=logits.device)
+        offer, choose = self._offer, choose_token
+        if logits.device.type == "cuda":
+            from stepgraph.ops.sampling import triton_shard  # a CPU machine may lack triton
+
+            offer, choose = triton_shard.offer_triton, triton_shard.choose_triton
+        offered = torch.empty(len(logits), offer_width(self._candidates), dtype=torch.int32, device=logits.device)
         row = (temperature, top_k, top_p, seed, position)
-        if on_gpu:
-            from stepgraph.ops.sampling.triton_shard import offer_best  # a CPU machine may lack triton
-
-            offer_best(logits, *row, offer, part.start, self._vocab, min_p, mine)
-            if self._candidates:
-                offer_candidates(scaled_logits(logits, temperature, mine), offer, part.start)
-        else:
-            self._offer(logits, *row, offer, part.start, self._vocab, min_p, mine)
-        offers = self._gather(offer)
-        if on_gpu and not self._candidates:
-            from stepgraph.ops.sampling.triton_shard import choose_best
-
-            choose_best(offers, out, whole)  # notes the tokens too
-            return
-        choose_token(offers, *row, out, self._vocab, min_p)
-        if whole is not None:
-            whole.note(out)
+        offer(logits, *row, offered, part.start, self._vocab, min_p, mine)
+        choose(self._gather(offered), *row, out, self._vocab, min_p, whole)

@@ -97,10 +97,12 @@ def choose_token(
     out: torch.Tensor,
     vocab: int,
     min_p: torch.Tensor | None = None,
+    penalties: Penalties | None = None,
 ) -> None:
     """The token of each row, from the offers of all parts, [parts, rows, width] in the order of their tokens.
 
-    out: int64 [rows]. Can be captured. The same offers give the same tokens on every rank.
+    out: int64 [rows]. penalties: with `seen` of the whole vocabulary, which takes note of the tokens. Can be captured.
+    The same offers give the same tokens on every rank.
     """
     best = offers[:, :, 0].contiguous().view(torch.float32)
     part = best.argmax(0, keepdim=True)  # the first of equals, so the lowest token
@@ -108,6 +110,8 @@ def choose_token(
     if offers.shape[2] > 2:
         drawn = _filtered(offers, temperature, top_k, top_p, seed, position, vocab, min_p)
         out.copy_(torch.where(asks_filters(temperature, top_k, top_p, min_p, vocab), drawn, out))
+    if penalties is not None:
+        penalties.note(out)
 
 
 def _filtered(

@@ -12,7 +12,7 @@ from stepgraph.ops.sampling.triton_rows import (
     gumbel,
     key_of,
     lowest_kept,
-    penalised,
+    note,
     scaled,
     share_of,
     uniform_from,
@@ -165,10 +165,8 @@ def _gather(
     value = tl.load(scores + row * parts + lanes, mask=inside, other=float("-inf"))
     _, token = winner(value, tl.load(tokens + row * parts + lanes, mask=inside, other=0))
     tl.store(out + row, token.to(tl.int64))
-    if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
-        if penalised(row, repetitions, presences, frequencies):
-            place = seen + row * vocab + token
-            tl.store(place, tl.load(place) + 2)
+    if PENALTIES:
+        note(seen + row * vocab, token, row, repetitions, presences, frequencies)
 
 
 @triton.jit

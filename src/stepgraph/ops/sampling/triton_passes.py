@@ -15,7 +15,7 @@ from stepgraph.ops.sampling.triton_rows import (
     gumbel,
     key_of,
     lowest_kept,
-    penalised,
+    note,
     scaled,
     share_of,
     uniform_at,
@@ -188,10 +188,8 @@ def sample_finish(
             if (other > value) | ((other == value) & (other_token < token)):
                 token = other_token
     tl.store(out + row, token.to(tl.int64))
-    if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
-        if penalised(row, repetitions, presences, frequencies):
-            place = seen + row * vocab + token
-            tl.store(place, tl.load(place) + 2)
+    if PENALTIES:
+        note(seen + row * vocab, token, row, repetitions, presences, frequencies)
 
 
 @triton.jit

@@ -47,12 +47,25 @@ def scaled(source, tokens, PENALTIES: tl.constexpr):
     if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
         if penalised(row, repetitions, presences, frequencies):
             known = tl.load(seen + row * vocab + tokens, mask=inside, other=0)
-            factor = tl.where(known > 0, tl.load(repetitions + row), 1.0)
-            x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
-            count = known >> 1
-            x = x - tl.load(frequencies + row) * count.to(tl.float32)
-            x = x - tl.where(count > 0, tl.load(presences + row), 0.0)
+            x = less_penalties(x, known, row, repetitions, presences, frequencies)
     return divided(x, temperature)
+
+
+@triton.jit
+def less_penalties(x, known, row, repetitions, presences, frequencies):
+    """Logits of tokens of which the row has `known`; see `penalties`."""
+    factor = tl.where(known > 0, tl.load(repetitions + row), 1.0)
+    x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
+    count = known >> 1
+    x = x - tl.load(frequencies + row) * count.to(tl.float32)
+    return x - tl.where(count > 0, tl.load(presences + row), 0.0)
+
+
+@triton.jit
+def note(seen, token, row, repetitions, presences, frequencies):
+    """Count a token that was chosen, where penalties need it. seen: of the row."""
+    if penalised(row, repetitions, presences, frequencies):
+        tl.store(seen + token, tl.load(seen + token) + 2)
 
 
 @triton.jit

@@ -1,4 +1,6 @@
-"""A part's best token on a GPU, and the choice among parts: two launches, and one more a step behind the gather.
+"""A part's offer on a GPU, and the choice among parts: two launches, and one more a step behind the gather.
+
+Rows that do not filter leave early: candidates cost them nothing.
 
 They are launched programmatically: each lets the next one start at once, and waits for the one in front before it reads
 or writes anything.
@@ -13,12 +15,25 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stepgraph.ops.overlap import can_overlap, launched
 from stepgraph.ops.sampling.penalties import Penalties
-from stepgraph.ops.sampling.triton_rows import asked, better_of, divided, gumbel, penalised, uniform_at, winner
+from stepgraph.ops.sampling.shard import choose_token, offer_candidates, scaled_logits
+from stepgraph.ops.sampling.triton_candidates import best_of_block, draw, join_blocks, no_candidates
+from stepgraph.ops.sampling.triton_rows import (
+    asked,
+    better_of,
+    divided,
+    gumbel,
+    less_penalties,
+    note,
+    penalised,
+    uniform_at,
+    winner,
+)
 
 _BLOCK, _PROGRAMS = 2048, 1024
+_MOST_LANES = 8192  # of a program that sorts
 
 
-def offer_best(
+def offer_triton(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
@@ -31,40 +46,74 @@ def offer_best(
     min_p: torch.Tensor | None = None,
     penalties: Penalties | None = None,
 ) -> None:
-    """The first two columns of an offer; see `shard.offer_reference`. Reads nothing on the host."""
+    """As `shard.offer_reference`, but that rows which do not filter offer no candidates. Reads nothing on the host."""
     rows, columns = logits.shape
     if not rows:
         return
+    count = max(out.shape[1] - 4, 0) // 2
+    if _power(count) * _power(triton.cdiv(columns, _BLOCK)) > _MOST_LANES:
+        offer_candidates(scaled_logits(logits, temperature, penalties), out, first)
+        count = 0
     blocks = triton.cdiv(columns, _BLOCK)
     each = triton.cdiv(blocks, min(blocks, max(_PROGRAMS // rows, 1)))
     parts = triton.cdiv(blocks, each)
     tops = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     top_tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
+    power = _power(count)
+    pairs = torch.empty(rows, blocks, power, dtype=torch.int64, device=logits.device)
+    sums = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)  # each block's largest, and its mass
     seen, *asked_for = _columns(penalties, temperature)
+    filters = (temperature, top_k, top_p, torch.zeros_like(temperature) if min_p is None else min_p)
     overlap = can_overlap(logits.device)
     _best[(parts, rows)](
-        logits, logits.stride(0), columns, first, vocab, temperature, top_k, top_p,
-        torch.zeros_like(temperature) if min_p is None else min_p,
-        seen, seen.stride(0), *asked_for, seed, position, tops, top_tokens, each,
-        BLOCK=_BLOCK, PENALTIES=penalties is not None, PDL=overlap, num_warps=8, enable_fp_fusion=False,
+        logits, logits.stride(0), columns, first, vocab, *filters, seen, seen.stride(0), *asked_for, seed, position,
+        tops, top_tokens, pairs, *sums, each, blocks,
+        BLOCK=_BLOCK, COUNT=power, PENALTIES=penalties is not None, PDL=overlap, num_warps=8, enable_fp_fusion=False,
         **launched(overlap),
     )  # fmt: skip
-    lanes = triton.next_power_of_2(parts)
-    _join[(rows,)](tops, top_tokens, out, out.stride(0), parts, LANES=lanes, PDL=overlap, **launched(overlap))
+    _join[(rows,)](
+        tops, top_tokens, out, out.stride(0), parts, vocab, *filters, pairs, *sums, blocks, count,
+        LANES=_power(parts), COUNT=power, LISTED=_power(blocks) * power, PDL=overlap,
+        num_warps=8 if count else 4, enable_fp_fusion=False, **launched(overlap),
+    )  # fmt: skip
 
 
-def choose_best(offers: torch.Tensor, out: torch.Tensor, penalties: Penalties | None = None) -> None:
-    """`shard.choose_token` where no row filters: offers of two columns. One launch, which notes the tokens too.
+def choose_triton(
+    offers: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    out: torch.Tensor,
+    vocab: int,
+    min_p: torch.Tensor | None = None,
+    penalties: Penalties | None = None,
+) -> None:
+    """As `shard.choose_token`, in one launch, which notes the tokens too.
 
     penalties: with `seen` of the whole vocabulary.
     """
     parts, rows, width = offers.shape
+    count = max(width - 4, 0) // 2
+    if parts * count > _MOST_LANES:
+        choose_token(offers, temperature, top_k, top_p, seed, position, out, vocab, min_p, penalties)
+        return
+    filters = (temperature, top_k, top_p, torch.zeros_like(temperature) if min_p is None else min_p)
     seen, *asked_for = _columns(penalties, offers)
     overlap = can_overlap(offers.device)
     _choose[(rows,)](
-        offers, rows * width, width, out, parts, seen, seen.stride(0), *asked_for,
-        LANES=triton.next_power_of_2(parts), PENALTIES=penalties is not None, PDL=overlap, **launched(overlap),
+        offers, rows * width, width, out, parts, count, vocab, *filters, seed, position,
+        seen, seen.stride(0), *asked_for,
+        PARTS=_power(parts), LANES=_power(parts * count),
+        PENALTIES=penalties is not None, PDL=overlap, num_warps=8 if parts * count > 512 else 4,
+        enable_fp_fusion=False, **launched(overlap),
     )  # fmt: skip
+
+
+def _power(count: int) -> int:
+    """The next power of 2, and 0 for none."""
+    return triton.next_power_of_2(count) if count else 0
 
 
 def _columns(penalties: Penalties | None, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -75,8 +124,9 @@ def _columns(penalties: Penalties | None, unused: torch.Tensor) -> tuple[torch.T
 @triton.jit(do_not_specialize=["first", "each"])
 def _best(
     logits, row_stride, columns, first, vocab, temperatures, top_ks, top_ps, min_ps,
-    seen, seen_stride, repetitions, presences, frequencies, seeds, positions, tops, top_tokens, each,
-    BLOCK: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
+    seen, seen_stride, repetitions, presences, frequencies, seeds, positions, tops, top_tokens,
+    pairs, block_tops, masses, each, blocks,
+    BLOCK: tl.constexpr, COUNT: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -94,23 +144,30 @@ def _best(
         if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
             if penalised(row, repetitions, presences, frequencies):
                 known = tl.load(seen + row * seen_stride + columns_here, mask=inside, other=0)
-                factor = tl.where(known > 0, tl.load(repetitions + row), 1.0)
-                x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
-                count = known >> 1
-                x = x - tl.load(frequencies + row) * count.to(tl.float32)
-                x = x - tl.where(count > 0, tl.load(presences + row), 0.0)
+                x = less_penalties(x, known, row, repetitions, presences, frequencies)
         x = divided(x, temperature)
         tokens = first + columns_here
         if draws & (filtered == 0):
             x += gumbel(uniform_at(seed, position, tokens))
         best, index = better_of(x, tokens, best, index)
+        if COUNT > 0:  # noqa: SIM102 (the first is decided when it compiles)
+            if filtered:
+                found, top, mass = best_of_block(x, tokens, inside, COUNT)
+                place = row * blocks + start // BLOCK
+                tl.store(pairs + place * COUNT + tl.arange(0, COUNT), found)
+                tl.store(block_tops + place, top)
+                tl.store(masses + place, mass)
     value, token = winner(best, index)
     tl.store(tops + row * parts + part, value)
     tl.store(top_tokens + row * parts + part, token)
 
 
 @triton.jit
-def _join(tops, top_tokens, out, out_stride, parts, LANES: tl.constexpr, PDL: tl.constexpr):
+def _join(
+    tops, top_tokens, out, out_stride, parts, vocab, temperatures, top_ks, top_ps, min_ps,
+    pairs, block_tops, masses, blocks, count,
+    LANES: tl.constexpr, COUNT: tl.constexpr, LISTED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -119,27 +176,40 @@ def _join(tops, top_tokens, out, out_stride, parts, LANES: tl.constexpr, PDL: tl
     value = tl.load(tops + row * parts + lanes, mask=lanes < parts, other=float("-inf"))
     token = tl.load(top_tokens + row * parts + lanes, mask=lanes < parts, other=2147483647)
     best, index = winner(value, token)
-    tl.store(out + row * out_stride, best.to(tl.int32, bitcast=True))
-    tl.store(out + row * out_stride + 1, index)
+    offer = out + row * out_stride
+    tl.store(offer, best.to(tl.int32, bitcast=True))
+    tl.store(offer + 1, index)
+    if COUNT > 0:
+        _, _, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
+        if filtered:
+            join_blocks(pairs, block_tops, masses, offer, row, blocks, count, COUNT, LISTED)
+        else:
+            no_candidates(offer, count, COUNT)
 
 
 @triton.jit
 def _choose(
-    offers, part_stride, row_stride, out, parts, seen, seen_stride, repetitions, presences, frequencies,
-    LANES: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
+    offers, part_stride, row_stride, out, parts, count, vocab, temperatures, top_ks, top_ps, min_ps, seeds, positions,
+    seen, seen_stride, repetitions, presences, frequencies,
+    PARTS: tl.constexpr, LANES: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, LANES)
-    inside = lanes < parts
-    place = offers + lanes * part_stride + row * row_stride
+    part = tl.arange(0, PARTS)
+    inside = part < parts
+    place = offers + part * part_stride + row * row_stride
     bits = tl.load(place, mask=inside, other=-8388608)
     token = tl.load(place + 1, mask=inside, other=2147483647)
     _, index = winner(bits.to(tl.float32, bitcast=True), token)
+    if LANES > 0:
+        _, _, by_count, by_mass, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
+        if filtered:
+            index = draw(
+                offers + row * row_stride, part_stride, parts, count, tl.load(top_ks + row), tl.load(top_ps + row),
+                tl.load(min_ps + row), by_count, by_mass, tl.load(seeds + row), tl.load(positions + row), PARTS, LANES,
+            )  # fmt: skip
     tl.store(out + row, index.to(tl.int64))
-    if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
-        if penalised(row, repetitions, presences, frequencies):
-            count = seen + row * seen_stride + index
-            tl.store(count, tl.load(count) + 2)
+    if PENALTIES:
+        note(seen + row * seen_stride, index, row, repetitions, presences, frequencies)
