@@ -59,6 +59,14 @@ def candidates() -> None:
         triton_shard._MOST_LANES = 8192
 
 
+def few_and_many_candidates() -> None:
+    """One, and more than a block has tokens."""
+    triton_shard._BLOCK = 64
+    for count in (1, 100):
+        given, cuts = batch(12, 301, seed=count), [0, 40, 301]
+        assert torch.equal(ours(cuts, given, count), tokens_of(cuts, given, count))
+
+
 def the_choice_among_parts() -> None:
     values = torch.tensor([[1.0, 3.0, float("-inf")], [2.0, 3.0, float("-inf")]])
     offers = torch.stack((values.view(torch.int32), torch.tensor([[5, 6, 7], [900, 901, 902]], dtype=torch.int32)), -1)
@@ -85,3 +93,4 @@ if __name__ == "__main__":
     the_best_of_each_part()
     the_choice_among_parts()
     candidates()
+    few_and_many_candidates()

@@ -92,7 +92,7 @@ def test_the_triton_kernels_compile_for_hopper(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(triton_shard, "can_overlap", lambda device: True)
     given = batch(4, 101)
     logits, min_p, out = given.pop("logits"), given.pop("min_p"), torch.zeros(4, dtype=torch.int64)
-    for count in (0, 8):
+    for count in (0, 1, 8):
         offers = torch.zeros(2, 4, offer_width(count), dtype=torch.int32)
 
         def step(asked: Penalties | None, offers: torch.Tensor = offers) -> None:

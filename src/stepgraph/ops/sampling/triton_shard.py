@@ -51,16 +51,16 @@ def offer_triton(
     if not rows:
         return
     count = max(out.shape[1] - 4, 0) // 2
-    if _power(count) * _power(triton.cdiv(columns, _BLOCK)) > _MOST_LANES:
+    blocks = triton.cdiv(columns, _BLOCK)
+    if _listed(count) > _BLOCK or _listed(count) * _power(blocks) > _MOST_LANES:
         offer_candidates(scaled_logits(logits, temperature, penalties), out, first)
         count = 0
-    blocks = triton.cdiv(columns, _BLOCK)
     each = triton.cdiv(blocks, min(blocks, max(_PROGRAMS // rows, 1)))
     parts = triton.cdiv(blocks, each)
     tops = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     top_tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    power = _power(count)
-    pairs = torch.empty(rows, blocks, power, dtype=torch.int64, device=logits.device)
+    listed = _listed(count)
+    pairs = torch.empty(rows, blocks, listed, dtype=torch.int64, device=logits.device)
     sums = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)  # each block's largest, and its mass
     seen, *asked_for = _columns(penalties, temperature)
     filters = (temperature, top_k, top_p, torch.zeros_like(temperature) if min_p is None else min_p)
@@ -68,12 +68,12 @@ def offer_triton(
     _best[(parts, rows)](
         logits, logits.stride(0), columns, first, vocab, *filters, seen, seen.stride(0), *asked_for, seed, position,
         tops, top_tokens, pairs, *sums, each, blocks,
-        BLOCK=_BLOCK, COUNT=power, PENALTIES=penalties is not None, PDL=overlap, num_warps=8, enable_fp_fusion=False,
+        BLOCK=_BLOCK, COUNT=listed, PENALTIES=penalties is not None, PDL=overlap, num_warps=8, enable_fp_fusion=False,
         **launched(overlap),
     )  # fmt: skip
     _join[(rows,)](
         tops, top_tokens, out, out.stride(0), parts, vocab, *filters, pairs, *sums, blocks, count,
-        LANES=_power(parts), COUNT=power, LISTED=_power(blocks) * power, PDL=overlap,
+        LANES=_power(parts), COUNT=listed, LISTED=_power(blocks) * listed, PDL=overlap,
         num_warps=8 if count else 4, enable_fp_fusion=False, **launched(overlap),
     )  # fmt: skip
 
@@ -105,15 +105,20 @@ def choose_triton(
     _choose[(rows,)](
         offers, rows * width, width, out, parts, count, vocab, *filters, seed, position,
         seen, seen.stride(0), *asked_for,
-        PARTS=_power(parts), LANES=_power(parts * count),
+        PARTS=_power(parts), LANES=_listed(parts * count),
         PENALTIES=penalties is not None, PDL=overlap, num_warps=8 if parts * count > 512 else 4,
         enable_fp_fusion=False, **launched(overlap),
     )  # fmt: skip
 
 
 def _power(count: int) -> int:
-    """The next power of 2, and 0 for none."""
-    return triton.next_power_of_2(count) if count else 0
+    return int(triton.next_power_of_2(count))
+
+
+def _listed(count: int) -> int:
+    """Lanes of a list that is sorted, 0 for none: a power of 2, and two for one, of which Triton 3.6 makes a number
+    that is no list."""
+    return _power(max(count, 2)) if count else 0
 
 
 def _columns(penalties: Penalties | None, unused: torch.Tensor) -> tuple[torch.Tensor, ...]:
