@@ -75,11 +75,12 @@ def test_a_rank_that_hangs_is_ended_after_its_grace(watches: list[Watch], ended:
 
 
 def test_a_rank_that_ends_in_time_is_left_alone(watches: list[Watch], ended: Ended) -> None:
+    watches[0]._grace = 2.0  # a busy machine may take longer than 0.2 s to come to the next line but one
     watches[2].fail("broken")
     until(lambda: watches[0].failure is not None)
     watches[0].close()
-    until(lambda: 1 in ended.messages)
-    assert 0 not in ended.messages
+    time.sleep(2.5)
+    assert set(ended.messages) == {1, 2}
 
 
 def test_leaving_in_order_is_no_death(watches: list[Watch], ended: Ended) -> None:
