@@ -20,7 +20,7 @@ from reference import PROMPTS
 from stepgraph import LLM, SamplingParams
 from stepgraph.engine.demo import demo_model_path
 from stepgraph.engine.kv_blocks import allocate_cache, blocks_for
-from stepgraph.engine.llm import attention_shape
+from stepgraph.engine.model import attention_shape
 from stepgraph.ops.attention import get_backend
 
 NEAR = {"float32": 1e-3, "bfloat16": 0.5}  # logits

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from common import device_ms
 
-from stepgraph.engine.llm import attention_shape
+from stepgraph.engine.model import attention_shape
 from stepgraph.engine.random_model import SHAPES
 from stepgraph.measure.decode import DecodeRows
 from stepgraph.measure.graph import CallGraph

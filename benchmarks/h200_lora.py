@@ -20,9 +20,8 @@ from lora_launches import COLUMNS, launch_times
 from stepgraph import LoraConfig
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import blocks_for
-from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.lora import LoraSlots, with_cases
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.random_model import random_model
 from stepgraph.ops.attention import get_backend
 from stepgraph.runtime import GraphConfig, Ladder

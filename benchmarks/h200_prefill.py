@@ -16,8 +16,7 @@ from common import commit, device_ms, in_turns, machine, quantiles, ratio, versi
 from stepgraph import SamplingParams
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import blocks_for
-from stepgraph.engine.llm import attention_shape
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.random_model import random_model
 from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import sampling_inputs

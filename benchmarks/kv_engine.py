@@ -12,8 +12,8 @@ from stepgraph import SamplingParams
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.graphs import graph_config, largest_batch
 from stepgraph.engine.kv_plan import KVPlan, kv_plan
-from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.memory_rows import engine_rows
+from stepgraph.engine.model import attention_shape
 from stepgraph.engine.random_model import SHAPES, random_model
 from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import most_tokens

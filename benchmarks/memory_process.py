@@ -9,9 +9,8 @@ import torch
 
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.graphs import WARMUPS
-from stepgraph.engine.llm import attention_shape
 from stepgraph.engine.memory_rows import engine_rows, model_features, step_features
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.random_model import random_model
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.ops.attention import get_backend

@@ -12,8 +12,7 @@ from common import device_ms
 from stepgraph import SamplingParams
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import blocks_for
-from stepgraph.engine.llm import attention_shape
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.request import Request
 from stepgraph.engine.sampling_state import sampling_inputs
 from stepgraph.ops.attention import get_backend

@@ -10,8 +10,7 @@ import torch
 from stepgraph import SamplingParams
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.kv_blocks import blocks_for
-from stepgraph.engine.llm import attention_shape
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.request import Request
 from stepgraph.engine.running import Running
 from stepgraph.engine.tracked import TrackedRequest

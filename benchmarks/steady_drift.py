@@ -17,8 +17,7 @@ from steady_host import TINY
 from stepgraph import SamplingParams
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.graphs import graph_config
-from stepgraph.engine.llm import attention_shape
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.random_model import random_model
 from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import most_tokens

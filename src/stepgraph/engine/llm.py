@@ -18,18 +18,17 @@ from stepgraph.engine.core import EngineCore
 from stepgraph.engine.errors import RequestError
 from stepgraph.engine.graphs import Graphs, graph_config, largest_batch
 from stepgraph.engine.intake import Intake
-from stepgraph.engine.kv_blocks import BLOCK_SIZE
 from stepgraph.engine.kv_plan import kv_plan
 from stepgraph.engine.loops import StepsPerLaunch, most_steps
 from stepgraph.engine.lora import LoraConfig, LoraSlots, read_adapter, with_cases
 from stepgraph.engine.lora.serving import load_adapter, require_slots, unload_adapter
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.outputs import RequestOutput, TextDelta
 from stepgraph.engine.parallel import TensorParallel, require_plain
 from stepgraph.engine.running import Running
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.engine.tracked import TrackedRequest
-from stepgraph.ops.attention import AttentionShape, get_backend
+from stepgraph.ops.attention import get_backend
 from stepgraph.ops.operations import choose_operations
 from stepgraph.ops.sampling import get_sampler
 from stepgraph.runtime.capture import CaptureReport
@@ -401,11 +400,6 @@ class LLM:
             raise
         except StepgraphError as error:  # of no request
             _log.warning("lazy graphs: none could be recorded: %s", error)
-
-
-def attention_shape(config: ModelConfig) -> AttentionShape:
-    """What the model asks of its attention."""
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, window=config.window)
 
 
 def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None:

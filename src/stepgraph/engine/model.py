@@ -7,11 +7,18 @@ from collections.abc import MutableMapping, Sequence
 import torch
 
 from stepgraph.engine.config import ModelConfig
+from stepgraph.engine.kv_blocks import BLOCK_SIZE
+from stepgraph.ops.attention import AttentionShape
 from stepgraph.ops.layer import inverse_frequencies, rotary_tables
 from stepgraph.ops.lora import NO_ADAPTERS, LayerAdapters
 from stepgraph.ops.operations import Attend, DecoderShape, Hidden, LayerWeights, Reduce, get_operations
 from stepgraph.runtime.platforms import Platform, platform_for
 from stepgraph.runtime.regions import region
+
+
+def attention_shape(config: ModelConfig) -> AttentionShape:
+    """What the model asks of its attention."""
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, window=config.window)
 
 
 class DecoderModel:

@@ -15,8 +15,7 @@ import torch
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.graphs import Graphs, graph_config
 from stepgraph.engine.kv_blocks import blocks_for
-from stepgraph.engine.llm import attention_shape
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.request import Request
 from stepgraph.engine.scheduler import most_tokens
 from stepgraph.measure.decode import GREEDY

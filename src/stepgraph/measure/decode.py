@@ -12,8 +12,7 @@ from stepgraph.engine.core import EngineCore
 from stepgraph.engine.demo import demo_model_path
 from stepgraph.engine.errors import ModelError
 from stepgraph.engine.kv_blocks import blocks_for
-from stepgraph.engine.llm import attention_shape
-from stepgraph.engine.model import DecoderModel
+from stepgraph.engine.model import DecoderModel, attention_shape
 from stepgraph.engine.parallel import TensorParallel
 from stepgraph.engine.params import SamplingParams
 from stepgraph.engine.random_model import SHAPES, random_model
