@@ -27,12 +27,10 @@ def token_of(pair):
 
 
 @triton.jit
-def best_of_block(x, tokens, inside, COUNT: tl.constexpr):
-    """The largest `COUNT` of a block as pairs, and the block's sum of exp(x - its largest). What is not inside is no
-    token."""
-    pairs = tl.topk(packed(x, tl.where(inside, tokens, INT_MAX)), COUNT)
+def best_of_block(x, tokens, COUNT: tl.constexpr):
+    """The largest `COUNT` of a block as pairs, the largest, and the block's sum of exp(x - the largest)."""
     top = tl.max(x)
-    return pairs, top, tl.sum(tl.where(x > float("-inf"), tl.exp(x - top), 0.0))
+    return tl.topk(packed(x, tokens), COUNT), top, tl.sum(tl.where(x > float("-inf"), tl.exp(x - top), 0.0))
 
 
 @triton.jit

@@ -74,7 +74,8 @@ def _penalties(
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = scaled((logits, row, row_stride, vocab, 1.0, seen, repetitions, presences, frequencies), tokens, PENALTIES)
+    mine, seen_here = logits + row * row_stride, seen + row * vocab
+    x = scaled((mine, vocab, 1.0, row, seen_here, repetitions, presences, frequencies), tokens, PENALTIES)
     tl.store(work + row * vocab + tokens, x, mask=tokens < vocab)
 
 
@@ -93,7 +94,7 @@ def _top_k(work, vocab, temperatures, top_ks, top_ps, min_ps, BLOCK: tl.constexp
     _, draws, by_count, _, _ = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     min_p = tl.load(min_ps + row)
     if by_count | (draws & (min_p > 0)):
-        source = (work, row, vocab, vocab, 1.0, work, work, work, work)
+        source = (work + row * vocab, vocab, 1.0, row, work, work, work, work)
         top = _top(source, vocab, BLOCK)
         floor = lowest_kept(top, min_p)
         least = tl.full([], INT_MIN, tl.int64)
@@ -108,7 +109,7 @@ def _top_p(work, vocab, temperatures, top_ks, top_ps, min_ps, BLOCK: tl.constexp
     row = tl.program_id(0).to(tl.int64)
     _, _, _, by_mass, _ = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     if by_mass:
-        source = (work, row, vocab, vocab, 1.0, work, work, work, work)
+        source = (work + row * vocab, vocab, 1.0, row, work, work, work, work)
         top = _top(source, vocab, BLOCK)
         if top > float("-inf"):
             least = tl.full([], INT_MIN, tl.int64)
@@ -124,7 +125,7 @@ def _softmax(work, vocab, temperatures, top_ks, top_ps, min_ps, BLOCK: tl.conste
     row = tl.program_id(0).to(tl.int64)
     _, draws, _, _, _ = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     if draws:
-        top = _top((work, row, vocab, vocab, 1.0, work, work, work, work), vocab, BLOCK)
+        top = _top((work + row * vocab, vocab, 1.0, row, work, work, work, work), vocab, BLOCK)
         total = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             tokens = start + tl.arange(0, BLOCK)

@@ -37,28 +37,22 @@ def penalised(row, repetitions, presences, frequencies):
 
 @triton.jit
 def scaled(source, tokens, PENALTIES: tl.constexpr):
-    """Logits as `reference` scales them, -inf past the vocabulary.
+    """Logits as `reference` scales them, -inf from `size` on.
 
-    source: (logits, row, row stride, vocab, temperature, seen, repetitions, presences, frequencies).
+    source: (logits of the row, size, temperature, row, seen by the row, repetitions, presences, frequencies).
     """
-    logits, row, row_stride, vocab, temperature, seen, repetitions, presences, frequencies = source
-    inside = tokens < vocab
-    x = tl.load(logits + row * row_stride + tokens, mask=inside, other=float("-inf")).to(tl.float32)
+    logits, size, temperature, row, seen, repetitions, presences, frequencies = source
+    inside = tokens < size
+    x = tl.load(logits + tokens, mask=inside, other=float("-inf")).to(tl.float32)
     if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
         if penalised(row, repetitions, presences, frequencies):
-            known = tl.load(seen + row * vocab + tokens, mask=inside, other=0)
-            x = less_penalties(x, known, row, repetitions, presences, frequencies)
+            known = tl.load(seen + tokens, mask=inside, other=0)
+            factor = tl.where(known > 0, tl.load(repetitions + row), 1.0)
+            x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
+            count = known >> 1
+            x = x - tl.load(frequencies + row) * count.to(tl.float32)
+            x = x - tl.where(count > 0, tl.load(presences + row), 0.0)
     return divided(x, temperature)
-
-
-@triton.jit
-def less_penalties(x, known, row, repetitions, presences, frequencies):
-    """Logits of tokens of which the row has `known`; see `penalties`."""
-    factor = tl.where(known > 0, tl.load(repetitions + row), 1.0)
-    x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
-    count = known >> 1
-    x = x - tl.load(frequencies + row) * count.to(tl.float32)
-    return x - tl.where(count > 0, tl.load(presences + row), 0.0)
 
 
 @triton.jit

@@ -1,6 +1,5 @@
-"""A part's offer on a GPU, and the choice among parts: two launches, and one more a step behind the gather.
-
-Rows that do not filter leave early: candidates cost them nothing.
+"""A part's offer on a GPU, and the choice among parts: two launches in front of the gather and one behind. Offers with
+candidates take one launch more, in which rows that do not filter leave early.
 
 They are launched programmatically: each lets the next one start at once, and waits for the one in front before it reads
 or writes anything.
@@ -18,13 +17,12 @@ from stepgraph.ops.sampling.penalties import Penalties
 from stepgraph.ops.sampling.shard import choose_token, offer_candidates, scaled_logits
 from stepgraph.ops.sampling.triton_candidates import best_of_block, draw, join_blocks, no_candidates
 from stepgraph.ops.sampling.triton_rows import (
+    INT_MAX,
     asked,
     better_of,
-    divided,
     gumbel,
-    less_penalties,
     note,
-    penalised,
+    scaled,
     uniform_at,
     winner,
 )
@@ -64,17 +62,16 @@ def offer_triton(
     sums = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)  # each block's largest, and its mass
     seen, *asked_for = _columns(penalties, temperature)
     filters = (temperature, top_k, top_p, torch.zeros_like(temperature) if min_p is None else min_p)
+    row = (logits, logits.stride(0), columns, first, vocab, *filters, seen, seen.stride(0), *asked_for)
     overlap = can_overlap(logits.device)
-    _best[(parts, rows)](
-        logits, logits.stride(0), columns, first, vocab, *filters, seen, seen.stride(0), *asked_for, seed, position,
-        tops, top_tokens, pairs, *sums, each, blocks,
-        BLOCK=_BLOCK, COUNT=listed, PENALTIES=penalties is not None, PDL=overlap, num_warps=8, enable_fp_fusion=False,
-        **launched(overlap),
-    )  # fmt: skip
+    shape = {"BLOCK": _BLOCK, "PENALTIES": penalties is not None, "num_warps": 8}
+    same = {"PDL": overlap, "enable_fp_fusion": False, **launched(overlap)}
+    _best[(parts, rows)](*row, seed, position, tops, top_tokens, each, **shape, **same)
+    if count:
+        _list[(blocks, rows)](*row, pairs, *sums, COUNT=listed, **shape, **same)
     _join[(rows,)](
         tops, top_tokens, out, out.stride(0), parts, vocab, *filters, pairs, *sums, blocks, count,
-        LANES=_power(parts), COUNT=listed, LISTED=_power(blocks) * listed, PDL=overlap,
-        num_warps=8 if count else 4, enable_fp_fusion=False, **launched(overlap),
+        LANES=_power(parts), COUNT=listed, LISTED=_power(blocks) * listed, num_warps=8 if count else 4, **same,
     )  # fmt: skip
 
 
@@ -129,9 +126,8 @@ def _columns(penalties: Penalties | None, unused: torch.Tensor) -> tuple[torch.T
 @triton.jit(do_not_specialize=["first", "each"])
 def _best(
     logits, row_stride, columns, first, vocab, temperatures, top_ks, top_ps, min_ps,
-    seen, seen_stride, repetitions, presences, frequencies, seeds, positions, tops, top_tokens,
-    pairs, block_tops, masses, each, blocks,
-    BLOCK: tl.constexpr, COUNT: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
+    seen, seen_stride, repetitions, presences, frequencies, seeds, positions, tops, top_tokens, each,
+    BLOCK: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if PDL:
         gdc_launch_dependents()
@@ -140,31 +136,45 @@ def _best(
     row = tl.program_id(1).to(tl.int64)
     temperature, draws, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
+    mine, seen_here = logits + row * row_stride, seen + row * seen_stride
+    source = (mine, columns, temperature, row, seen_here, repetitions, presences, frequencies)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     index = tl.zeros([BLOCK], tl.int32) + first
     for start in range(part * each * BLOCK, tl.minimum((part + 1) * each * BLOCK, columns), BLOCK):
-        columns_here = start + tl.arange(0, BLOCK)
-        inside = columns_here < columns
-        x = tl.load(logits + row * row_stride + columns_here, mask=inside, other=float("-inf")).to(tl.float32)
-        if PENALTIES:  # noqa: SIM102 (the first is decided when it compiles)
-            if penalised(row, repetitions, presences, frequencies):
-                known = tl.load(seen + row * seen_stride + columns_here, mask=inside, other=0)
-                x = less_penalties(x, known, row, repetitions, presences, frequencies)
-        x = divided(x, temperature)
-        tokens = first + columns_here
+        here = start + tl.arange(0, BLOCK)
+        x = scaled(source, here, PENALTIES)
+        tokens = first + here
         if draws & (filtered == 0):
             x += gumbel(uniform_at(seed, position, tokens))
         best, index = better_of(x, tokens, best, index)
-        if COUNT > 0:  # noqa: SIM102 (the first is decided when it compiles)
-            if filtered:
-                found, top, mass = best_of_block(x, tokens, inside, COUNT)
-                place = row * blocks + start // BLOCK
-                tl.store(pairs + place * COUNT + tl.arange(0, COUNT), found)
-                tl.store(block_tops + place, top)
-                tl.store(masses + place, mass)
     value, token = winner(best, index)
     tl.store(tops + row * parts + part, value)
     tl.store(top_tokens + row * parts + part, token)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _list(
+    logits, row_stride, columns, first, vocab, temperatures, top_ks, top_ps, min_ps,
+    seen, seen_stride, repetitions, presences, frequencies, pairs, block_tops, masses,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, PENALTIES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A launch of its own: its sort takes registers that would keep programs of `_best` from running side by side."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    block, blocks = tl.program_id(0), tl.num_programs(0)
+    row = tl.program_id(1).to(tl.int64)
+    temperature, _, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
+    if filtered:
+        mine, seen_here = logits + row * row_stride, seen + row * seen_stride
+        source = (mine, columns, temperature, row, seen_here, repetitions, presences, frequencies)
+        here = block * BLOCK + tl.arange(0, BLOCK)
+        x = scaled(source, here, PENALTIES)
+        found, top, mass = best_of_block(x, tl.where(here < columns, first + here, INT_MAX), COUNT)
+        place = row * blocks + block
+        tl.store(pairs + place * COUNT + tl.arange(0, COUNT), found)
+        tl.store(block_tops + place, top)
+        tl.store(masses + place, mass)
 
 
 @triton.jit
