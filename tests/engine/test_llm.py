@@ -122,6 +122,17 @@ def test_streams_may_take_turns(llm: LLM) -> None:
     assert text + "".join(delta.text for delta in first) == llm.generate("ab", GREEDY)[0].outputs[0].text
 
 
+def test_a_call_between_two_pieces_of_a_stream_loses_none_of_another_prompt(llm: LLM) -> None:
+    """The call ends both prompts of the stream, which is at a piece of the second."""
+    want = [llm.generate(prompt, GREEDY)[0].outputs[0].text for prompt in ("first", "second")]
+    texts = ["", ""]
+    for piece in llm.stream(["first", "second"], GREEDY):
+        if piece.index == 1 and not texts[1]:
+            llm.generate("third", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+        texts[piece.index] += piece.text
+    assert texts == want
+
+
 def test_a_stream_that_is_collected_amid_a_step_ends_behind_it(llm: LLM) -> None:
     """The collector may come at any line, also while rows are being counted."""
     expected = [output.outputs[0].token_ids for output in llm.generate(["ab", "cd"], GREEDY)]

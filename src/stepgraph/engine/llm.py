@@ -379,14 +379,11 @@ class LLM:
             for one in tracked:
                 self._running.add(one)
             heard = [one for one in tracked if one.heard]
-            while True:
-                for one in heard:
-                    while one.deltas:
-                        yield one.deltas.popleft()
-                if all(one.finished for one in tracked):
-                    self._use_gap()
-                    return
+            while not all(one.finished for one in tracked):
                 self._running.step()
+                yield from _told(heard)
+            yield from _told(heard)  # a caller who steps the engine between two pieces may have ended the last ones
+            self._use_gap()
         finally:
             for one in tracked:
                 self.abort(one.request.id)
@@ -400,6 +397,12 @@ class LLM:
             raise
         except StepgraphError as error:  # of no request
             _log.warning("lazy graphs: none could be recorded: %s", error)
+
+
+def _told(heard: list[TrackedRequest]) -> Iterator[TextDelta]:
+    for one in heard:
+        while one.deltas:
+            yield one.deltas.popleft()
 
 
 def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None:
