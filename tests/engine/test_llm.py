@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engine.hf import greedy, write_checkpoint
@@ -202,6 +203,34 @@ def test_what_is_no_token_is_refused(llm: LLM, prompt) -> None:
         llm.generate(["a"], [None])
     with pytest.raises(RequestError, match="not a text"):
         llm.chat("hi")
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"ab", [b"ab"], bytearray(b"ab"), memoryview(b"ab"), {"prompt": "ab"}, [{"prompt": "ab"}]]
+)
+def test_what_is_neither_text_nor_a_list_is_no_prompt(llm: LLM, prompts) -> None:
+    with pytest.raises(RequestError, match="prompts are text, token ids, or a list of either"):
+        llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("params", [5, True, SamplingParams, "greedy", {"temperature": 0}])
+def test_what_are_no_sampling_parameters_are_refused(llm: LLM, params) -> None:
+    with pytest.raises(RequestError, match="sampling parameters are SamplingParams"):
+        llm.generate("ab", params)
+
+
+@pytest.mark.parametrize("messages", [None, 5, {"role": "user", "content": "hi"}, ["hi"], [5], [[5]]])
+def test_what_is_no_chat_is_refused(llm: LLM, messages) -> None:
+    with pytest.raises(RequestError, match="a chat is a list of messages"):
+        llm.chat(messages)
+
+
+def test_token_ids_may_be_numpys(llm: LLM) -> None:
+    ids = [1, 2, 3]
+    want = llm.generate(ids, GREEDY)[0].outputs
+    for given in (np.array(ids), list(np.array(ids)), [list(np.array(ids))]):
+        (output,) = llm.generate(given, GREEDY)
+        assert output.prompt_token_ids == ids and output.outputs == want
 
 
 def test_no_prompts_no_outputs(llm: LLM) -> None:

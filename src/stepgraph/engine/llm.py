@@ -44,6 +44,7 @@ from stepgraph.runtime.verify import VerifyReport
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_A_CHAT = "a chat is a list of messages such as {'role': 'user', 'content': 'Hello'}"
 _GPU_SEQS, _CPU_SEQS = 256, 16
 _GPU_CHUNK, _CPU_CHUNK = 512, 128
 
@@ -346,14 +347,16 @@ class LLM:
         Raises:
             RequestError: as `generate`. ModelError: the model has no chat template.
         """
-        if isinstance(messages, str):
-            raise RequestError("a chat is a list of messages such as {'role': 'user', 'content': 'Hello'}, not a text")
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise RequestError(f"{_A_CHAT}, not {'a text' if isinstance(messages, str) else type(messages).__name__}")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, adapter=adapter, stream=stream)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A conversation as token ids, ready for the assistant's turn."""
+        if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError(f"{_A_CHAT}, not {messages!r:.80}")
         text = self.tokenizer.apply_chat_template([dict(message) for message in messages])
         return self.tokenizer.encode(text, add_special_tokens=False)
 
