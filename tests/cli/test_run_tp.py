@@ -183,10 +183,41 @@ def test_no_rank_outlives_its_launcher(how: signal.Signals) -> None:
         pid = int(parent.stdout.readline())
         parent.send_signal(how)
         parent.wait()
-        until = time.monotonic() + 5
-        while _runs(pid) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert not _runs(pid)
+        _wait_for_end(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a parent's death")
+def test_a_rank_ends_whose_launcher_was_killed_while_it_started() -> None:
+    rank = """
+import os, time
+from stepgraph.cli.ranks import end_with_parent
+launcher = os.getppid()
+print(os.getpid(), flush=True)
+while os.getppid() == launcher:
+    time.sleep(0.01)
+end_with_parent()
+time.sleep(60)
+"""
+    launcher = f"import sys; from stepgraph.cli.ranks import launch; launch(1, [sys.executable, '-c', {rank!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PATHS}
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        try:
+            _wait_for_end(pid)
+        finally:
+            if _runs(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _wait_for_end(pid: int) -> None:
+    until = time.monotonic() + 5
+    while _runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(pid)
 
 
 def _runs(pid: int) -> bool:

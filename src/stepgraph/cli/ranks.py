@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _GRACE_S = 10.0  # for ranks to end by themselves once one has failed
 _BAD_INPUT = 2  # the exit code of an error that was told in one line
 _HELD_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"  # the ranks' store: set by torchrun, and by `launch`
+_LAUNCHER = "STEPGRAPH_LAUNCHER"  # the process `launch` runs in
 _PR_SET_PDEATHSIG = 1
 
 
@@ -71,6 +72,9 @@ def end_with_parent() -> None:
     """A launcher that is killed cannot end its ranks, which would hold their GPUs; so the kernel does, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        launcher = os.environ.get(_LAUNCHER)
+        if launcher is not None and int(launcher) != os.getppid():  # it died before: the kernel has nothing to tell
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def must_launch(tp: int) -> bool:
@@ -109,7 +113,7 @@ def launch(world: int, command: Sequence[str] | None = None) -> int:
     processes, others = [], []
     for rank in range(world):
         ranks = Ranks(rank, world, rank, world, "127.0.0.1", store.port)
-        environment = {**os.environ, **ranks.environment(), _HELD_BY_LAUNCHER: "True"}
+        environment = {**os.environ, **ranks.environment(), _HELD_BY_LAUNCHER: "True", _LAUNCHER: str(os.getpid())}
         apart, errors = (None, None) if rank == 0 else (subprocess.DEVNULL, subprocess.PIPE)
         processes.append(subprocess.Popen(command, env=environment, stdin=apart, stdout=apart, stderr=errors))
         if rank:
