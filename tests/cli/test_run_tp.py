@@ -70,6 +70,11 @@ def test_torchrun_starts_them_too(model: Path) -> None:
     assert report(run(*chosen, launcher=launcher))["results"] == report(run(*chosen))["results"]
 
 
+def test_a_top_k_above_the_vocabulary_is_none(model: Path) -> None:
+    chosen = options(model, "--temperature", "0.8", "--seed", "3", "--top-k", str(10**12))
+    assert report(run(*chosen, "--tp", "2"))["results"] == report(run(*chosen))["results"]
+
+
 def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert "Traceback" not in done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -150,6 +155,11 @@ def test_a_killed_rank_decides_the_exit_code_though_another_is_gone_first(capfd:
     )
     assert launch(2, [sys.executable, "-c", program]) == 1
     assert capfd.readouterr().err.splitlines() == ["error: rank 1 died", "error: rank 1 was ended by signal 9"]
+
+
+def test_an_interrupted_rank_decides_the_exit_code_though_another_is_gone_first() -> None:
+    program = "import os, sys, time; late = os.environ['RANK'] == '1'; time.sleep(late); sys.exit(130 if late else 2)"
+    assert launch(2, [sys.executable, "-c", program]) == 130
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")

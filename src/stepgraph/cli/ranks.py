@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 10.0  # for ranks to end by themselves once one has failed
 _BAD_INPUT = 2  # the exit code of an error that was told in one line
+_INTERRUPTED = 130  # the exit code of a KeyboardInterrupt
 _HELD_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"  # the ranks' store: set by torchrun, and by `launch`
 _LAUNCHER = "STEPGRAPH_LAUNCHER"  # the process `launch` runs in
 _PR_SET_PDEATHSIG = 1
@@ -91,8 +92,8 @@ def must_launch(tp: int) -> bool:
 
 
 def launch(world: int, command: Sequence[str] | None = None) -> int:
-    """Run a command once a rank, on this machine. Returns the exit code: 1 where a signal has ended a rank, else that
-    of the first that failed, or 0.
+    """Run a command once a rank, on this machine. Returns the exit code: 1 where a signal has ended a rank, 130 where
+    one was interrupted, else that of the first that failed, or 0.
 
     command: by default this process's own.
 
@@ -156,8 +157,8 @@ class _Said:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """The exit code. A rank that a signal has ended decides it, whichever was seen to end first: another that hears of
-    its death may be gone before it is."""
+    """The exit code. A rank that a signal has ended decides it, or one that was interrupted, whichever was seen to end
+    first: another that hears of it may be gone before it is."""
     failed: int | None = None
     until = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < until:
@@ -172,6 +173,8 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
             print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
     if min(codes) < 0:
         return 1
+    if _INTERRUPTED in codes:
+        return _INTERRUPTED
     return next((code for code in codes if code), 0) if failed is None else failed
 
 
