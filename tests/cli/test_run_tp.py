@@ -197,9 +197,12 @@ def test_no_rank_outlives_its_launcher(how: signal.Signals) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a parent's death")
-def test_a_rank_ends_whose_launcher_was_killed_while_it_started() -> None:
-    rank = """
+@pytest.mark.parametrize("told", [True, False])
+def test_a_rank_ends_whose_launcher_was_killed_while_it_started(told: bool) -> None:
+    """told: who launches it, which torchrun does not tell its ranks."""
+    rank = f"""
 import os, time
+{told} or os.environ.pop("STEPGRAPH_LAUNCHER")
 from stepgraph.cli.ranks import end_with_parent
 launcher = os.getppid()
 print(os.getpid(), flush=True)

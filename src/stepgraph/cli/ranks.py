@@ -23,6 +23,7 @@ _BAD_INPUT = 2  # the exit code of an error that was told in one line
 _INTERRUPTED = 130  # the exit code of a KeyboardInterrupt
 _HELD_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"  # the ranks' store: set by torchrun, and by `launch`
 _LAUNCHER = "STEPGRAPH_LAUNCHER"  # the process `launch` runs in
+_PARENT = os.getppid()  # of torchrun's ranks, which are not told: whoever it was as this process began
 _PR_SET_PDEATHSIG = 1
 
 
@@ -73,8 +74,7 @@ def end_with_parent() -> None:
     """A launcher that is killed cannot end its ranks, which would hold their GPUs; so the kernel does, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        launcher = os.environ.get(_LAUNCHER)
-        if launcher is not None and int(launcher) != os.getppid():  # it died before: the kernel has nothing to tell
+        if int(os.environ.get(_LAUNCHER, _PARENT)) != os.getppid():  # it died before: the kernel has nothing to tell
             os.kill(os.getpid(), signal.SIGTERM)
 
 
