@@ -70,6 +70,11 @@ def test_torchrun_starts_them_too(model: Path) -> None:
     assert report(run(*chosen, launcher=launcher))["results"] == report(run(*chosen))["results"]
 
 
+def test_a_top_k_above_the_vocabulary_is_none(model: Path) -> None:
+    chosen = options(model, "--temperature", "0.8", "--seed", "3", "--top-k", str(10**12))
+    assert report(run(*chosen, "--tp", "2"))["results"] == report(run(*chosen))["results"]
+
+
 def errors(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert "Traceback" not in done.stderr
     return [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -152,6 +157,11 @@ def test_a_killed_rank_decides_the_exit_code_though_another_is_gone_first(capfd:
     assert capfd.readouterr().err.splitlines() == ["error: rank 1 died", "error: rank 1 was ended by signal 9"]
 
 
+def test_an_interrupted_rank_decides_the_exit_code_though_another_is_gone_first() -> None:
+    program = "import os, sys, time; late = os.environ['RANK'] == '1'; time.sleep(late); sys.exit(130 if late else 2)"
+    assert launch(2, [sys.executable, "-c", program]) == 130
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
 @pytest.mark.parametrize("device", ["cpu", TWO_GPUS])
 def test_a_rank_killed_while_decoding_ends_the_command(model: Path, device: str) -> None:
@@ -183,10 +193,44 @@ def test_no_rank_outlives_its_launcher(how: signal.Signals) -> None:
         pid = int(parent.stdout.readline())
         parent.send_signal(how)
         parent.wait()
-        until = time.monotonic() + 5
-        while _runs(pid) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert not _runs(pid)
+        _wait_for_end(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells of a parent's death")
+@pytest.mark.parametrize("told", [True, False])
+def test_a_rank_ends_whose_launcher_was_killed_while_it_started(told: bool) -> None:
+    """told: who launches it, which torchrun does not tell its ranks."""
+    rank = f"""
+import os, time
+{told} or os.environ.pop("STEPGRAPH_LAUNCHER")
+from stepgraph.cli.ranks import end_with_parent
+launcher = os.getppid()
+print(os.getpid(), flush=True)
+while os.getppid() == launcher:
+    time.sleep(0.01)
+end_with_parent()
+time.sleep(60)
+"""
+    launcher = f"import sys; from stepgraph.cli.ranks import launch; launch(1, [sys.executable, '-c', {rank!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PATHS}
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        try:
+            _wait_for_end(pid)
+        finally:
+            if _runs(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _wait_for_end(pid: int) -> None:
+    until = time.monotonic() + 5
+    while _runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(pid)
 
 
 def _runs(pid: int) -> bool:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engine.hf import greedy, write_checkpoint
@@ -122,6 +123,17 @@ def test_streams_may_take_turns(llm: LLM) -> None:
     assert text + "".join(delta.text for delta in first) == llm.generate("ab", GREEDY)[0].outputs[0].text
 
 
+def test_a_call_between_two_pieces_of_a_stream_loses_none_of_another_prompt(llm: LLM) -> None:
+    """The call ends both prompts of the stream, which is at a piece of the second."""
+    want = [llm.generate(prompt, GREEDY)[0].outputs[0].text for prompt in ("first", "second")]
+    texts = ["", ""]
+    for piece in llm.stream(["first", "second"], GREEDY):
+        if piece.index == 1 and not texts[1]:
+            llm.generate("third", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+        texts[piece.index] += piece.text
+    assert texts == want
+
+
 def test_a_stream_that_is_collected_amid_a_step_ends_behind_it(llm: LLM) -> None:
     """The collector may come at any line, also while rows are being counted."""
     expected = [output.outputs[0].token_ids for output in llm.generate(["ab", "cd"], GREEDY)]
@@ -191,6 +203,34 @@ def test_what_is_no_token_is_refused(llm: LLM, prompt) -> None:
         llm.generate(["a"], [None])
     with pytest.raises(RequestError, match="not a text"):
         llm.chat("hi")
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"ab", [b"ab"], bytearray(b"ab"), memoryview(b"ab"), {"prompt": "ab"}, [{"prompt": "ab"}]]
+)
+def test_what_is_neither_text_nor_a_list_is_no_prompt(llm: LLM, prompts) -> None:
+    with pytest.raises(RequestError, match="prompts are text, token ids, or a list of either"):
+        llm.generate(prompts, GREEDY)
+
+
+@pytest.mark.parametrize("params", [5, True, SamplingParams, "greedy", {"temperature": 0}])
+def test_what_are_no_sampling_parameters_are_refused(llm: LLM, params) -> None:
+    with pytest.raises(RequestError, match="sampling parameters are SamplingParams"):
+        llm.generate("ab", params)
+
+
+@pytest.mark.parametrize("messages", [None, 5, {"role": "user", "content": "hi"}, ["hi"], [5], [[5]]])
+def test_what_is_no_chat_is_refused(llm: LLM, messages) -> None:
+    with pytest.raises(RequestError, match="a chat is a list of messages"):
+        llm.chat(messages)
+
+
+def test_token_ids_may_be_numpys(llm: LLM) -> None:
+    ids = [1, 2, 3]
+    want = llm.generate(ids, GREEDY)[0].outputs
+    for given in (np.array(ids), list(np.array(ids)), [list(np.array(ids))]):
+        (output,) = llm.generate(given, GREEDY)
+        assert output.prompt_token_ids == ids and output.outputs == want
 
 
 def test_no_prompts_no_outputs(llm: LLM) -> None:

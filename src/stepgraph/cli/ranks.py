@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _GRACE_S = 10.0  # for ranks to end by themselves once one has failed
 _BAD_INPUT = 2  # the exit code of an error that was told in one line
+_INTERRUPTED = 130  # the exit code of a KeyboardInterrupt
 _HELD_BY_LAUNCHER = "TORCHELASTIC_USE_AGENT_STORE"  # the ranks' store: set by torchrun, and by `launch`
+_LAUNCHER = "STEPGRAPH_LAUNCHER"  # the process `launch` runs in
+_PARENT = os.getppid()  # of torchrun's ranks, which are not told: whoever it was as this process began
 _PR_SET_PDEATHSIG = 1
 
 
@@ -71,6 +74,8 @@ def end_with_parent() -> None:
     """A launcher that is killed cannot end its ranks, which would hold their GPUs; so the kernel does, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if int(os.environ.get(_LAUNCHER, _PARENT)) != os.getppid():  # it died before: the kernel has nothing to tell
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def must_launch(tp: int) -> bool:
@@ -87,8 +92,8 @@ def must_launch(tp: int) -> bool:
 
 
 def launch(world: int, command: Sequence[str] | None = None) -> int:
-    """Run a command once a rank, on this machine. Returns the exit code: 1 where a signal has ended a rank, else that
-    of the first that failed, or 0.
+    """Run a command once a rank, on this machine. Returns the exit code: 1 where a signal has ended a rank, 130 where
+    one was interrupted, else that of the first that failed, or 0.
 
     command: by default this process's own.
 
@@ -109,7 +114,7 @@ def launch(world: int, command: Sequence[str] | None = None) -> int:
     processes, others = [], []
     for rank in range(world):
         ranks = Ranks(rank, world, rank, world, "127.0.0.1", store.port)
-        environment = {**os.environ, **ranks.environment(), _HELD_BY_LAUNCHER: "True"}
+        environment = {**os.environ, **ranks.environment(), _HELD_BY_LAUNCHER: "True", _LAUNCHER: str(os.getpid())}
         apart, errors = (None, None) if rank == 0 else (subprocess.DEVNULL, subprocess.PIPE)
         processes.append(subprocess.Popen(command, env=environment, stdin=apart, stdout=apart, stderr=errors))
         if rank:
@@ -152,8 +157,8 @@ class _Said:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    """The exit code. A rank that a signal has ended decides it, whichever was seen to end first: another that hears of
-    its death may be gone before it is."""
+    """The exit code. A rank that a signal has ended decides it, or one that was interrupted, whichever was seen to end
+    first: another that hears of it may be gone before it is."""
     failed: int | None = None
     until = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < until:
@@ -168,6 +173,8 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
             print(f"error: rank {rank} was ended by signal {-code}", file=sys.stderr)
     if min(codes) < 0:
         return 1
+    if _INTERRUPTED in codes:
+        return _INTERRUPTED
     return next((code for code in codes if code), 0) if failed is None else failed
 
 

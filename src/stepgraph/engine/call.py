@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 from stepgraph.engine.errors import RequestError
@@ -12,6 +13,9 @@ from stepgraph.engine.params import SamplingParams
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams]
 Adapters = str | Sequence[str | None] | None
+
+_WANTED = "prompts are text, token ids, or a list of either"
+_NEITHER = (bytes, bytearray, memoryview, Mapping)  # though what they hold would pass for token ids or prompts
 
 
 class Asked(NamedTuple):
@@ -27,7 +31,7 @@ def read_call(prompts: Prompt | Sequence[Prompt], params: Params | None, adapter
     """One for each prompt. Raises RequestError: the arguments do not fit together."""
     listed = _as_list(prompts)
     shared = SamplingParams() if params is None else params
-    each = [shared] * len(listed) if isinstance(shared, SamplingParams) else list(shared)
+    each = list(shared) if isinstance(shared, Iterable) else [shared] * len(listed)
     if not all(isinstance(one, SamplingParams) for one in each):
         raise RequestError("sampling parameters are SamplingParams: one for all prompts, or a list with one for each")
     if len(each) != len(listed):
@@ -44,9 +48,15 @@ def read_call(prompts: Prompt | Sequence[Prompt], params: Params | None, adapter
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(item, int) and not isinstance(item, bool) for item in listed):
-        return [listed]  # type: ignore[list-item]
-    if not all(isinstance(item, str | Sequence) for item in listed):
-        raise RequestError("prompts are text, token ids, or a list of either")
-    return listed  # type: ignore[return-value]
+    try:
+        listed = list(prompts)
+    except TypeError as error:  # a RequestError, which rank 0 tells the others: they wait for what it asks
+        raise RequestError(_WANTED) from error
+    ids = bool(listed) and all(isinstance(item, Integral) and not isinstance(item, bool) for item in listed)
+    if isinstance(prompts, _NEITHER) or not (ids or all(_is_prompt(item) for item in listed)):
+        raise RequestError(_WANTED)
+    return [listed] if ids else listed  # type: ignore[list-item, return-value]
+
+
+def _is_prompt(item: object) -> bool:
+    return isinstance(item, str | Sequence) and not isinstance(item, _NEITHER)

@@ -44,6 +44,7 @@ from stepgraph.runtime.verify import VerifyReport
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_A_CHAT = "a chat is a list of messages such as {'role': 'user', 'content': 'Hello'}"
 _GPU_SEQS, _CPU_SEQS = 256, 16
 _GPU_CHUNK, _CPU_CHUNK = 512, 128
 
@@ -346,14 +347,16 @@ class LLM:
         Raises:
             RequestError: as `generate`. ModelError: the model has no chat template.
         """
-        if isinstance(messages, str):
-            raise RequestError("a chat is a list of messages such as {'role': 'user', 'content': 'Hello'}, not a text")
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise RequestError(f"{_A_CHAT}, not {'a text' if isinstance(messages, str) else type(messages).__name__}")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, adapter=adapter, stream=stream)
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """A conversation as token ids, ready for the assistant's turn."""
+        if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+            raise RequestError(f"{_A_CHAT}, not {messages!r:.80}")
         text = self.tokenizer.apply_chat_template([dict(message) for message in messages])
         return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -379,14 +382,11 @@ class LLM:
             for one in tracked:
                 self._running.add(one)
             heard = [one for one in tracked if one.heard]
-            while True:
-                for one in heard:
-                    while one.deltas:
-                        yield one.deltas.popleft()
-                if all(one.finished for one in tracked):
-                    self._use_gap()
-                    return
+            while not all(one.finished for one in tracked):
                 self._running.step()
+                yield from _told(heard)
+            yield from _told(heard)  # a caller who steps the engine between two pieces may have ended the last ones
+            self._use_gap()
         finally:
             for one in tracked:
                 self.abort(one.request.id)
@@ -400,6 +400,12 @@ class LLM:
             raise
         except StepgraphError as error:  # of no request
             _log.warning("lazy graphs: none could be recorded: %s", error)
+
+
+def _told(heard: list[TrackedRequest]) -> Iterator[TextDelta]:
+    for one in heard:
+        while one.deltas:
+            yield one.deltas.popleft()
 
 
 def _dtype(asked: torch.dtype | str, device: torch.device) -> torch.dtype | None:

@@ -71,7 +71,8 @@ class TensorParallel:
         return Shard(config, self.group.rank, self.group.world)
 
     def sampler(self, config: ModelConfig) -> ShardedSampler:
-        return ShardedSampler(self.gather, self.shard(config).vocab, config.vocab_size, self.candidates)
+        candidates = min(self.candidates, config.vocab_size)  # no part has more; a top_k of any size may be asked for
+        return ShardedSampler(self.gather, self.shard(config).vocab, config.vocab_size, candidates)
 
     def graphs(self, config: GraphConfig) -> GraphConfig:
         """A configuration with every size warmed up, so that all ranks take the same steps to it."""
