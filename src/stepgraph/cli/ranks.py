@@ -153,7 +153,8 @@ class _Said:
             if line.startswith("error: "):
                 self._errors.append(line)
             else:
-                print(line, file=sys.stderr, flush=True)
+                sys.stderr.write(f"{line}\n")  # at once: `print` writes the end apart, where another rank's line may come
+                sys.stderr.flush()
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
