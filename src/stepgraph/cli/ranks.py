@@ -153,7 +153,7 @@ class _Said:
             if line.startswith("error: "):
                 self._errors.append(line)
             else:
-                sys.stderr.write(f"{line}\n")  # at once: `print` writes the end apart, where another rank's line may come
+                sys.stderr.write(f"{line}\n")  # whole: another rank's may come before what `print` ends it with
                 sys.stderr.flush()
 
 
