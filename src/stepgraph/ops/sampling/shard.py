@@ -18,12 +18,17 @@ from stepgraph.ops.sampling.philox import gumbel, uniform_at, uniform_rows
 from stepgraph.ops.sampling.reference import _LARGEST, GREEDY_BELOW, _argmax
 
 _NO_TOKEN = 2**31 - 1
-_MINUS_INFINITY = -(1 << 23)  # the bits of float32's
+MINUS_INFINITY = -(1 << 23)  # the bits of float32's
 
 
 def offer_width(count: int) -> int:
     """int32 numbers of a row's offer."""
     return 2 if count == 0 else 4 + 2 * count
+
+
+def offer_count(width: int) -> int:
+    """Candidates of a row's offer."""
+    return max(width - 4, 0) // 2
 
 
 def asks_filters(
@@ -74,15 +79,15 @@ def scaled_logits(logits: torch.Tensor, temperature: torch.Tensor, penalties: Pe
 
 def offer_candidates(x: torch.Tensor, out: torch.Tensor, first: int) -> None:
     """The part of an offer that filters need, of scaled logits. Can be captured."""
-    count = (out.shape[1] - 4) // 2
-    if count < 0:
+    count = offer_count(out.shape[1])
+    if not count:
         return
     values, tokens = x.topk(min(count, x.shape[1]))
     top = values[:, :1]
     mass = torch.where(top > float("-inf"), (x - top).exp_().sum(-1, keepdim=True), 0.0)
     there = values.shape[1]
     out[:, 2:3], out[:, 3:4] = top.view(torch.int32), mass.view(torch.int32)
-    floats = out[:, 4 : 4 + count].fill_(_MINUS_INFINITY)
+    floats = out[:, 4 : 4 + count].fill_(MINUS_INFINITY)
     floats[:, :there] = values.contiguous().view(torch.int32)
     out[:, 4 + count :].fill_(_NO_TOKEN)[:, :there] = (tokens + first).int()
 
@@ -126,7 +131,7 @@ def _filtered(
 ) -> torch.Tensor:
     """int64 [rows]: drawn among the candidates that the filters keep."""
     parts, rows, width = offers.shape
-    count = (width - 4) // 2
+    count = offer_count(width)
     tops, masses = (offers[:, :, column].contiguous().view(torch.float32) for column in (2, 3))
     values = offers[:, :, 4 : 4 + count].contiguous().view(torch.float32)
     floor = values[:, :, -1].amax(0)  # below it some part may have tokens that it does not offer

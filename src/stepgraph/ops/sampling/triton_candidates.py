@@ -6,7 +6,10 @@ A value and its token are one int64, so that a sort puts the largest value first
 import triton
 import triton.language as tl
 
+from stepgraph.ops.sampling import shard
 from stepgraph.ops.sampling.triton_rows import INT_MAX, gumbel, key_of, lowest_kept, uniform_at, winner
+
+MINUS_INFINITY = tl.constexpr(shard.MINUS_INFINITY)
 
 
 @triton.jit
@@ -55,9 +58,9 @@ def join_blocks(pairs, tops, masses, out, row, blocks, count, COUNT: tl.constexp
 def no_candidates(out, count, COUNT: tl.constexpr):
     """An offer of a row that does not filter."""
     lanes = tl.arange(0, COUNT)
-    tl.store(out + 4 + lanes, tl.full([COUNT], -8388608, tl.int32), mask=lanes < count)  # -inf
+    tl.store(out + 4 + lanes, tl.full([COUNT], MINUS_INFINITY, tl.int32), mask=lanes < count)
     tl.store(out + 4 + count + lanes, tl.full([COUNT], INT_MAX, tl.int32), mask=lanes < count)
-    tl.store(out + 2, -8388608)
+    tl.store(out + 2, MINUS_INFINITY)
     tl.store(out + 3, 0)
 
 
@@ -70,19 +73,19 @@ def draw(
     lanes, part = tl.arange(0, LANES), tl.arange(0, PARTS)
     at = offers + (lanes // count) * part_stride + 4 + lanes % count
     inside = lanes < parts * count
-    values = tl.load(at, mask=inside, other=-8388608).to(tl.float32, bitcast=True)
+    values = tl.load(at, mask=inside, other=MINUS_INFINITY).to(tl.float32, bitcast=True)
     pairs = tl.sort(packed(values, tl.load(at + count, mask=inside, other=INT_MAX)), descending=True)
     x, tokens = value_of(pairs), token_of(pairs)
     top = tl.max(x)
     mine = offers + part * part_stride
-    last = tl.load(mine + 3 + count, mask=part < parts, other=-8388608).to(tl.float32, bitcast=True)
+    last = tl.load(mine + 3 + count, mask=part < parts, other=MINUS_INFINITY).to(tl.float32, bitcast=True)
     # Below the least that a part offers, it may have tokens that it does not offer.
     kept = (x >= tl.max(last)) & (x > float("-inf")) & (x >= lowest_kept(top, min_p))
     if by_count:
         kept = kept & (x >= tl.max(tl.where(lanes == tl.minimum(top_k, parts * count) - 1, x, float("-inf"))))
     if by_mass:
         mass = tl.cumsum(tl.where(kept, tl.exp(x - top), 0.0).to(tl.float64), 0)
-        tops = tl.load(mine + 2, mask=part < parts, other=-8388608).to(tl.float32, bitcast=True)
+        tops = tl.load(mine + 2, mask=part < parts, other=MINUS_INFINITY).to(tl.float32, bitcast=True)
         masses = tl.load(mine + 3, mask=part < parts, other=0).to(tl.float32, bitcast=True)
         whole = tl.sum(tl.where(masses > 0, masses * tl.exp(tops - top), 0.0)).to(tl.float64)
         wanted = tl.where(by_count | (min_p > 0), tl.max(mass), whole) * top_p.to(tl.float64)

@@ -15,6 +15,7 @@ from stepgraph.ops.sampling.triton_rows import (
     note,
     scaled,
     share_of,
+    source_of,
     uniform_from,
     winner,
 )
@@ -74,8 +75,8 @@ def _penalties(
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mine, seen_here = logits + row * row_stride, seen + row * vocab
-    x = scaled((mine, vocab, 1.0, row, seen_here, repetitions, presences, frequencies), tokens, PENALTIES)
+    source = source_of(row, logits, row_stride, vocab, 1.0, seen, vocab, repetitions, presences, frequencies)
+    x = scaled(source, tokens, PENALTIES)
     tl.store(work + row * vocab + tokens, x, mask=tokens < vocab)
 
 

@@ -18,6 +18,7 @@ from stepgraph.ops.sampling.triton_rows import (
     note,
     scaled,
     share_of,
+    source_of,
     uniform_at,
     uniform_from,
     weight_of,
@@ -54,16 +55,7 @@ def sample_first(
     part, parts = tl.program_id(0), tl.num_programs(0)
     row = tl.program_id(1).to(tl.int64)
     temperature, draws, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
-    source = (
-        logits + row * row_stride,
-        vocab,
-        temperature,
-        row,
-        seen + row * vocab,
-        repetitions,
-        presences,
-        frequencies,
-    )
+    source = source_of(row, logits, row_stride, vocab, temperature, seen, vocab, repetitions, presences, frequencies)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     index = tl.zeros([BLOCK], tl.int32)
@@ -101,15 +93,8 @@ def sample_histogram(
     row = tl.program_id(1).to(tl.int64)
     temperature, _, by_count, by_mass, _ = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     if by_count | by_mass:
-        source = (
-            logits + row * row_stride,
-            vocab,
-            temperature,
-            row,
-            seen + row * vocab,
-            repetitions,
-            presences,
-            frequencies,
+        source = source_of(
+            row, logits, row_stride, vocab, temperature, seen, vocab, repetitions, presences, frequencies
         )
         top, low = _row_top(tops, lowest, row, parts, LANES)
         span = span_of(top, low)
@@ -139,15 +124,8 @@ def sample_sure(
     row = tl.program_id(1).to(tl.int64)
     temperature, _, by_count, by_mass, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     if filtered:
-        source = (
-            logits + row * row_stride,
-            vocab,
-            temperature,
-            row,
-            seen + row * vocab,
-            repetitions,
-            presences,
-            frequencies,
+        source = source_of(
+            row, logits, row_stride, vocab, temperature, seen, vocab, repetitions, presences, frequencies
         )
         top, low = _row_top(tops, lowest, row, parts, LANES)
         span = span_of(top, low)
@@ -198,15 +176,8 @@ def sample_finish(
         value, token = _best_part(sure, sure_tokens, row, parts, LANES)
         size = tl.load(listed + row)
         if size > 0:
-            source = (
-                logits + row * row_stride,
-                vocab,
-                temperature,
-                row,
-                seen + row * vocab,
-                repetitions,
-                presences,
-                frequencies,
+            source = source_of(
+                row, logits, row_stride, vocab, temperature, seen, vocab, repetitions, presences, frequencies
             )
             floor = lowest_kept(top, tl.load(min_ps + row))
             top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)

@@ -36,11 +36,15 @@ def penalised(row, repetitions, presences, frequencies):
 
 
 @triton.jit
-def scaled(source, tokens, PENALTIES: tl.constexpr):
-    """Logits as `reference` scales them, -inf from `size` on.
+def source_of(row, logits, row_stride, size, temperature, seen, seen_stride, repetitions, presences, frequencies):
+    """What `scaled` reads a row's logits from. size: of a row."""
+    mine, seen_here = logits + row * row_stride, seen + row * seen_stride
+    return mine, size, temperature, row, seen_here, repetitions, presences, frequencies
 
-    source: (logits of the row, size, temperature, row, seen by the row, repetitions, presences, frequencies).
-    """
+
+@triton.jit
+def scaled(source, tokens, PENALTIES: tl.constexpr):
+    """Logits as `reference` scales them, -inf from `size` on. source: as of `source_of`."""
     logits, size, temperature, row, seen, repetitions, presences, frequencies = source
     inside = tokens < size
     x = tl.load(logits + tokens, mask=inside, other=float("-inf")).to(tl.float32)

@@ -14,8 +14,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from stepgraph.ops.overlap import can_overlap, launched
 from stepgraph.ops.sampling.penalties import Penalties
-from stepgraph.ops.sampling.shard import choose_token, offer_candidates, scaled_logits
-from stepgraph.ops.sampling.triton_candidates import best_of_block, draw, join_blocks, no_candidates
+from stepgraph.ops.sampling.shard import choose_token, offer_candidates, offer_count, scaled_logits
+from stepgraph.ops.sampling.triton_candidates import MINUS_INFINITY, best_of_block, draw, join_blocks, no_candidates
 from stepgraph.ops.sampling.triton_rows import (
     INT_MAX,
     asked,
@@ -23,6 +23,7 @@ from stepgraph.ops.sampling.triton_rows import (
     gumbel,
     note,
     scaled,
+    source_of,
     uniform_at,
     winner,
 )
@@ -48,16 +49,15 @@ def offer_triton(
     rows, columns = logits.shape
     if not rows:
         return
-    count = max(out.shape[1] - 4, 0) // 2
-    blocks = triton.cdiv(columns, _BLOCK)
-    if _listed(count) > _BLOCK or _listed(count) * _power(blocks) > _MOST_LANES:
+    count = offer_count(out.shape[1])
+    listed, blocks = _listed(count), triton.cdiv(columns, _BLOCK)
+    if listed > _BLOCK or listed * _power(blocks) > _MOST_LANES:
         offer_candidates(scaled_logits(logits, temperature, penalties), out, first)
-        count = 0
+        count = listed = 0
     each = triton.cdiv(blocks, min(blocks, max(_PROGRAMS // rows, 1)))
     parts = triton.cdiv(blocks, each)
     tops = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     top_tokens = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    listed = _listed(count)
     pairs = torch.empty(rows, blocks, listed, dtype=torch.int64, device=logits.device)
     sums = torch.empty(2, rows, blocks, dtype=torch.float32, device=logits.device)  # each block's largest, and its mass
     seen, *asked_for = _columns(penalties, temperature)
@@ -92,7 +92,7 @@ def choose_triton(
     penalties: with `seen` of the whole vocabulary.
     """
     parts, rows, width = offers.shape
-    count = max(width - 4, 0) // 2
+    count = offer_count(width)
     if parts * count > _MOST_LANES:
         choose_token(offers, temperature, top_k, top_p, seed, position, out, vocab, min_p, penalties)
         return
@@ -136,8 +136,9 @@ def _best(
     row = tl.program_id(1).to(tl.int64)
     temperature, draws, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     seed, position = tl.load(seeds + row), tl.load(positions + row)
-    mine, seen_here = logits + row * row_stride, seen + row * seen_stride
-    source = (mine, columns, temperature, row, seen_here, repetitions, presences, frequencies)
+    source = source_of(
+        row, logits, row_stride, columns, temperature, seen, seen_stride, repetitions, presences, frequencies
+    )
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     index = tl.zeros([BLOCK], tl.int32) + first
     for start in range(part * each * BLOCK, tl.minimum((part + 1) * each * BLOCK, columns), BLOCK):
@@ -166,8 +167,9 @@ def _list(
     row = tl.program_id(1).to(tl.int64)
     temperature, _, _, _, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
     if filtered:
-        mine, seen_here = logits + row * row_stride, seen + row * seen_stride
-        source = (mine, columns, temperature, row, seen_here, repetitions, presences, frequencies)
+        source = source_of(
+            row, logits, row_stride, columns, temperature, seen, seen_stride, repetitions, presences, frequencies
+        )
         here = block * BLOCK + tl.arange(0, BLOCK)
         x = scaled(source, here, PENALTIES)
         found, top, mass = best_of_block(x, tl.where(here < columns, first + here, INT_MAX), COUNT)
@@ -189,7 +191,7 @@ def _join(
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, LANES)
     value = tl.load(tops + row * parts + lanes, mask=lanes < parts, other=float("-inf"))
-    token = tl.load(top_tokens + row * parts + lanes, mask=lanes < parts, other=2147483647)
+    token = tl.load(top_tokens + row * parts + lanes, mask=lanes < parts, other=INT_MAX)
     best, index = winner(value, token)
     offer = out + row * out_stride
     tl.store(offer, best.to(tl.int32, bitcast=True))
@@ -215,8 +217,8 @@ def _choose(
     part = tl.arange(0, PARTS)
     inside = part < parts
     place = offers + part * part_stride + row * row_stride
-    bits = tl.load(place, mask=inside, other=-8388608)
-    token = tl.load(place + 1, mask=inside, other=2147483647)
+    bits = tl.load(place, mask=inside, other=MINUS_INFINITY)
+    token = tl.load(place + 1, mask=inside, other=INT_MAX)
     _, index = winner(bits.to(tl.float32, bitcast=True), token)
     if LANES > 0:
         _, _, by_count, by_mass, filtered = asked(row, vocab, temperatures, top_ks, top_ps, min_ps)
