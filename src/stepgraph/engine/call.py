@@ -52,10 +52,15 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         listed = list(prompts)
     except TypeError as error:  # a RequestError, which rank 0 tells the others: they wait for what it asks
         raise RequestError(_WANTED) from error
-    ids = bool(listed) and all(isinstance(item, Integral) and not isinstance(item, bool) for item in listed)
+    ids = bool(listed) and all(is_token(item) for item in listed)
     if isinstance(prompts, _NEITHER) or not (ids or all(_is_prompt(item) for item in listed)):
         raise RequestError(_WANTED)
     return [listed] if ids else listed  # type: ignore[list-item, return-value]
+
+
+def is_token(item: object) -> bool:
+    """Whether it may stand for one, NumPy's numbers too."""
+    return isinstance(item, Integral) and not isinstance(item, bool)
 
 
 def _is_prompt(item: object) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
-from stepgraph.engine.call import Asked, Prompt
+from stepgraph.engine.call import Asked, Prompt, is_token
 from stepgraph.engine.core import EngineCore
 from stepgraph.engine.ending import STOP_IDS
 from stepgraph.engine.errors import RequestError
@@ -59,7 +57,7 @@ class Intake:
 
     def _ids(self, index: int, prompt: Prompt) -> list[int]:
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
+        if not all(is_token(token) for token in ids):
             raise RequestError(f"prompt {index}: token ids are whole numbers; give text or a list of ids")
         ids = [int(token) for token in ids]
         max_len = self._core.max_model_len
