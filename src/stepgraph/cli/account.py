@@ -84,7 +84,6 @@ def account_command(
 
 def run_account(options: AccountOptions) -> None:
     """Measure, read or predict; draw and print. Raises StepgraphError where a model, trace or option cannot work."""
-
     from stepgraph.measure.picture import require_picture
     from stepgraph.measure.show import show
     from stepgraph.runtime.errors import ConfigError

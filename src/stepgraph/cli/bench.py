@@ -32,7 +32,6 @@ class BenchOptions:
 
 def run_bench(options: BenchOptions) -> None:
     """Measure and print. Raises StepgraphError where the model or an option cannot work."""
-
     from stepgraph.measure.bench import Workload, bench
     from stepgraph.measure.decode import load_model
     from stepgraph.measure.picture import require_picture

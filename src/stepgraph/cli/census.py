@@ -36,7 +36,6 @@ class CensusOptions:
 
 def run_census(options: CensusOptions) -> None:
     """Count and print. Raises StepgraphError where the model, the step or an option cannot work."""
-
     from stepgraph.measure.count_step import census_result
     from stepgraph.measure.picture import require_picture
     from stepgraph.measure.show import show

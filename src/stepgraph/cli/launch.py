@@ -22,7 +22,6 @@ def launch_command(
 
 def launch(*, device: str | None, picture: Path | None, as_json: bool) -> None:
     """Measure, draw, print. Raises StepgraphError for a device that cannot work, or a picture that cannot be drawn."""
-
     from stepgraph.measure.launch import measure_launch
     from stepgraph.measure.launch_picture import draw_launch
     from stepgraph.measure.picture import require_picture

@@ -111,7 +111,6 @@ def draw(path: Path, curve: LatencyCurve, routes: Sequence[Route]) -> None:
 
 def _measure(options: PaddingOptions) -> tuple[Measured, list[str]]:
     """With what was left out of it."""
-
     from stepgraph.measure.decode import load_model
     from stepgraph.measure.padded_pairs import CHAPTER, parse_pairs
     from stepgraph.measure.padding_result import measure_padding

@@ -176,7 +176,7 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
         return 1
     if _INTERRUPTED in codes:
         return _INTERRUPTED
-    return next((code for code in codes if code), 0) if failed is None else failed
+    return failed or next((code for code in codes if code), 0)
 
 
 def _is_rank(environment: Mapping[str, str]) -> bool:
